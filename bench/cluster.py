@@ -38,12 +38,12 @@ class Opened:
 def opened() -> Iterator[Opened]:
     """Connect as a verb of cloudddp does, in this process, with its current folder and environment."""
     # Imported here because the process outside of the simulator's network does not need it.
-    from cloudddp.cli import session
     from cloudddp.cli.console import Console
+    from cloudddp.cli.session import start_session
     from cloudddp.config.command_line import GlobalOptions
     from cloudddp.operations.node_connections import connected
 
-    started = session.start(Console(), GlobalOptions())
+    started = start_session(Console(), GlobalOptions())
     with connected(started) as (found, runner):
         yield Opened(found, runner, started.settings)
 

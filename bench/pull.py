@@ -55,10 +55,12 @@ class Pull(Transfer):
         return [self.memory / contender / f"node{rank}" for rank in range(len(self.cluster.public))]
 
     def _pull(self) -> None:
-        from cloudddp.job.results import pull
+        from cloudddp.agent.protocol.file_steps import PackRequest
+        from cloudddp.cluster.connect import PROJECT
+        from cloudddp.job.results.pull import pull
 
-        runner, folders = self.opened.runner, self._folders("open")
-        runner.each(lambda rank: pull.Pull(runner, ["runs"], node=rank, to=folders[rank]).run()).all()
+        runner, folders, request = self.opened.runner, self._folders("open"), PackRequest(PROJECT, ("runs",))
+        runner.each(lambda rank: pull(runner, request, node=rank, to=folders[rank])).all()
 
     def _rsync(self, contender: str, *, warm: bool) -> None:
         options = ["rsync", "-a", "-e", " ".join(self.cluster.shell(warm=warm))]

@@ -25,9 +25,7 @@ from bench.transfers import CASES, FILL, Case, Row, Transfer, change_files, medi
 
 CONTENDERS = ("open", "cloudddp", "warm", "cold", "relay")
 # What cloudddp has recorded on a node about the files of an earlier sync.
-_RECORDS = " ".join(
-    f".cloudddp/{name}-project.json" for name in ("manifest", "digests", "pending", "partial")
-)
+_RECORDS = " ".join(f".cloudddp/{name}-project.json" for name in ("manifest", "pending"))
 
 
 def fill(folder: Path, case: Case) -> None:

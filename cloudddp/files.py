@@ -240,42 +240,6 @@ def _bad(path: Path, why: str, hint: str) -> UsageError:
     return UsageError(f"{path} {why}, so cloudddp does not use it", hint=hint)
 
 
-class Descent:
-    """The open folders on the way from a root to one below it, reused for an archive whose members come in
-    folder order."""
-
-    def __init__(self, root: Folder) -> None:
-        self._open: list[tuple[str, Folder]] = []
-        self._root = root
-
-    def __enter__(self) -> Descent:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._up_to(0)
-
-    def to(self, parts: Sequence[str], *, make: int | None = None) -> Folder:
-        """Return the folder at `parts`, creating missing ones with mode `make`. It stays open until the next
-        call."""
-        same = 0
-        for (name, _), wanted in zip(self._open, parts, strict=False):
-            if name != wanted:
-                break
-            same += 1
-        self._up_to(same)
-        for name in parts[same:]:
-            self._open.append((name, self._here.enter(name, make=make)))
-        return self._here
-
-    @property
-    def _here(self) -> Folder:
-        return self._open[-1][1] if self._open else self._root
-
-    def _up_to(self, count: int) -> None:
-        while len(self._open) > count:
-            self._open.pop()[1].close()
-
-
 def state_home() -> Path:
     """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
     if chosen := os.environ.get("CLOUDDDP_HOME"):

@@ -157,6 +157,7 @@ class ClusterFolder:
         self.host_keys = self.path / "host_keys.json"  # the nodes' own: see host_keys.py
         self.known_hosts = self.path / "known_hosts"  # the nodes' host keys by address, for OpenSSH
         self.ssh_config = self.path / SSH_CONFIG  # the nodes as hosts of OpenSSH: see ssh/openssh.py
+        self.grace = self.path / "grace.json"  # what ends unused nodes: see cluster/nodes_end.py
         self.restored = self.path / "restored"  # by launch_record.note_put_back
 
     def _open(self, *, make: bool = True) -> Folder:
@@ -175,15 +176,6 @@ class ClusterFolder:
             return self._read(path)
         except FileNotFoundError:
             return None
-
-    def _has(self, path: Path) -> bool:
-        """Return whether the path is a regular file in this folder, not a symbolic link. Raises
-        UsageError."""
-        try:
-            with self._open(make=False) as folder:
-                return stat.S_ISREG(folder.kind(path.name))
-        except FileNotFoundError:
-            return False
 
     def write(self, path: Path, text: str) -> None:
         """Replace one of its files atomically and durably. Raises OSError, UsageError."""
@@ -265,7 +257,11 @@ class ClusterFolder:
     def login_key(self) -> Path:
         """Return the path of the private login key. Raises CloudDDPError if this computer does not have
         it."""
-        if not (self._has(self.private_key) and (self._has(self.host_key) or self._has(self.host_keys))):
+        found: set[Path] = set()
+        with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
+            keys = (self.private_key, self.host_key, self.host_keys)
+            found.update(path for path in keys if stat.S_ISREG(folder.kind(path.name)))  # no symbolic links
+        if self.private_key not in found or len(found) == 1:
             raise CloudDDPError(
                 f"this computer has no key for cluster {self.id}: it was created elsewhere, or the key was "
                 "lost",

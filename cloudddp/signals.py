@@ -96,14 +96,12 @@ def ignore() -> None:
     _handle(signal.SIG_IGN)
 
 
-@contextlib.contextmanager
-def protected(notice: Notice) -> Iterator[None]:
+def protected(notice: Notice) -> contextlib.AbstractContextManager[None]:
     """Keep signals from interrupting the block: a teardown takes a minute, skipping it costs dollars an hour.
 
     `notice` is called at the first signal, from the signal handler.
     """
-    with _handled(_notify_once(notice)):
-        yield
+    return _handled(_notify_once(notice))
 
 
 @contextlib.contextmanager

@@ -194,13 +194,18 @@ def call(
 ) -> T:
     """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the
     reply does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
-    last = None if on_stderr is None else _Tail(on_stderr)
+    last = bytearray()  # of what was passed on: it says why the step failed
+
+    def pass_on(data: bytes) -> None:
+        last[:] = (last + data)[-(4 * replies.LONGEST_REASON) :]
+        if on_stderr is not None:
+            on_stderr(data)
+
     try:
-        receive = None if last is None else last.receive
+        receive = None if on_stderr is None else pass_on
         result = run_step(runner, node, request, on_stderr=receive, **options)
         if result.exit_code:
-            if last is not None:
-                result = replace(result, stderr=bytes(last.data))
+            result = replace(result, stderr=bytes(last) or result.stderr)
             raise NodeError(f"node {node}: step {request.STEP!r} failed: {replies.failure_text(result)}")
         kind: Any = request.REPLY
         reply: T = decode(result.stdout, kind, limit=options.get("limit", MAX_REPLY))
@@ -209,55 +214,44 @@ def call(
         raise replies.unreadable(node, request.STEP, error) from None
 
 
-class _Tail:
-    """Passes on what a step writes to stderr, and keeps its end, which says why the step failed."""
-
-    def __init__(self, receive: Callable[[bytes], None]) -> None:
-        self.data = bytearray()
-        self._receive = receive
-
-    def receive(self, data: bytes) -> None:
-        self.data[:] = (self.data + data)[-(4 * replies.LONGEST_REASON) :]
-        self._receive(data)
-
-
-def run_on_all(
-    runner: Runner,
-    requests: Mapping[int, Request[T]],
-    *,
-    on_stderr: Callable[[int, bytes], None] | None = None,
-    fatal: Callable[[Exception], bool] = lambda _: True,
-    **options: Unpack[Options],
-) -> Outcome[T]:
-    """Run a step on all nodes at the same time, and return what `call` would for each. `on_stderr` is called
-    in the thread of each node."""
-
-    def one(node: int) -> T:
-        receive = None if on_stderr is None else functools.partial(on_stderr, node)
-        return call(runner, node, requests[node], on_stderr=receive, **options)
-
-    return runner.each(one, nodes=requests, fatal=fatal)
-
-
 def call_all(
     runner: Runner,
-    request: Callable[[int], Request[T]],
+    requests: Mapping[int, Request[T]],
     *,
     silent: dict[int, NodeError] | None = None,
     on_stderr: Callable[[int, bytes], None] | None = None,
     **options: Unpack[Options],
 ) -> dict[int, T]:
-    """Run a step on every node at once, with the request for each, and return the replies by node; the first
-    failure is raised. `silent` takes the failures of nodes whose connection breaks or that do not answer,
-    unless none answers."""
-    done = run_on_all(
-        runner,
-        {node: request(node) for node in runner.nodes},
-        on_stderr=on_stderr,
-        **options,
-        fatal=lambda error: silent is None or not replies.is_silence(error),
+    """Run a step on these nodes at the same time, and return what `call` would for each; the first failure is
+    raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none
+    answers. `on_stderr` is called in the thread of each node."""
+
+    def one(node: int) -> T:
+        receive = None if on_stderr is None else functools.partial(on_stderr, node)
+        return call(runner, node, requests[node], on_stderr=receive, **options)
+
+    done = runner.each(
+        one, nodes=requests, fatal=lambda error: silent is None or not replies.is_silence(error)
     )
     if silent is not None and done.values and all(map(replies.is_silence, done.errors.values())):
         silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
         done.errors.clear()
     return done.all()
+
+
+def repeated(runner: Runner, work: Callable[[int], T]) -> Callable[[int], T]:
+    """Return a function that does the same, and once more over a new connection if the first one breaks."""
+
+    def twice(node: int) -> T:
+        try:
+            return work(node)
+        except NodeError as error:
+            if not error.reason:
+                raise
+            try:
+                runner.reconnect(node)
+            except NodeError:
+                raise error from None
+        return work(node)
+
+    return twice

@@ -1,8 +1,7 @@
 """The agent as a program: its archive, and the shell commands that put it on a node and run a step there.
 
-The agent is the modules of infra/node/agent/ and the protocol. The same sources give the same bytes on every
-computer: sorted names, fixed times and modes, and no compression, because the output of zlib differs between
-versions.
+The agent is the modules of infra/node/agent/ and the protocol, known by the hash of their sources. Nothing
+depends on the bytes of the archive.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from pathlib import Path
 from cloudddp.agent.protocol import ExitCode
 from cloudddp.files import payload_root
 
-_EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest time that a zip file can hold
 _MAIN = b"from agent.__main__ import run\n\nrun()\n"  # what Python runs first
 
 
@@ -43,12 +41,9 @@ def read_sources(program: Path, protocol: Path) -> dict[str, bytes]:
 
 def archive() -> bytes:
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+    with zipfile.ZipFile(buffer, "w") as file:
         for name, text in sorted(sources().items()):
-            info = zipfile.ZipInfo(name, _EPOCH)
-            info.create_system = 3  # Unix, also where it is built on another system
-            info.external_attr = 0o100644 << 16
-            file.writestr(info, text)
+            file.writestr(name, text)
     return buffer.getvalue()
 
 
@@ -92,8 +87,7 @@ def _is_intact() -> str:
 
 @functools.cache
 def compressed_agent() -> bytes:
-    """Return the agent's archive, gzipped. Nothing depends on the bytes, so the version of zlib does not
-    matter."""
+    """Return the agent's archive, gzipped as a whole."""
     return gzip.compress(archive(), 6, mtime=0)
 
 

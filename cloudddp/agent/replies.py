@@ -20,17 +20,15 @@ from cloudddp.agent.protocol.frames import (
     HEARTBEAT,
     LOG,
     MAX_STATE,
-    READING,
-    STATE,
+    RECORDS,
     End,
     Frame,
     Heartbeat,
     Log,
     parse_log_header,
 )
-from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
+from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import VersionConflict
-from cloudddp.agent.protocol.readings import Reading
 from cloudddp.errors import Message, NodeError, q
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
@@ -73,24 +71,6 @@ class RefusedByAgent(NodeError):
     """The agent refuses this step; a retry does not help."""
 
 
-class NoSuchJob(RefusedByAgent):
-    """The node does not know the job."""
-
-
-class OtherAgentVersion(RefusedByAgent):
-    """Jobs run on the node under an agent of another version, so this one must not touch them."""
-
-    def __init__(self, node: int, conflict: VersionConflict) -> None:
-        jobs = ", ".join(conflict.jobs)
-        super().__init__(
-            f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
-            f"{conflict.agent}",
-            hint="wait until it has ended, or cancel it with the cloudddp that started it; `cloudddp down` "
-            "ends the nodes and the job",
-        )
-        self.jobs = conflict.jobs
-
-
 def named_step(step: str, error: NodeError) -> NodeError:
     """Return an error of the connection for the user, who does not know the command."""
     if not error.reason:
@@ -99,14 +79,22 @@ def named_step(step: str, error: NodeError) -> NodeError:
 
 
 def raise_refusal(node: int, result: Result) -> None:
+    """Raise RefusedByAgent where the node does not know the job, or where jobs run there under an agent of
+    another version, so that this one must not touch them."""
     if result.exit_code == ExitCode.NO_JOB:
-        raise NoSuchJob(f"node {node}: {failure_text(result)}")
+        raise RefusedByAgent(f"node {node}: {failure_text(result)}")
     if result.exit_code == ExitCode.OTHER_VERSION:
         try:
             conflict = decode(result.stderr.rstrip().rpartition(b"\n")[2], VersionConflict)
         except ProtocolError:
             return  # an ordinary failure
-        raise OtherAgentVersion(node, conflict)
+        jobs = ", ".join(conflict.jobs)
+        raise RefusedByAgent(
+            f"node {node}: job {jobs} runs under agent version {conflict.store}, this cloudddp has version "
+            f"{conflict.agent}",
+            hint="wait until it has ended, or cancel it with the cloudddp that started it; `cloudddp down` "
+            "ends the nodes and the job",
+        )
 
 
 def unreadable(node: int, step: str, error: ProtocolError) -> NodeError:
@@ -168,10 +156,9 @@ class FrameDecoder:
         buffer."""
         if line.startswith(LOG):
             return self._log(line, start)
-        if line.startswith(STATE):
-            return decode(line[len(STATE) :], JobState, limit=MAX_STATE), start
-        if line.startswith(READING):
-            return decode(line[len(READING) :], Reading, limit=MAX_STATE), start
+        for head, kind in RECORDS.items():
+            if line.startswith(head):
+                return decode(line[len(head) :], kind, limit=MAX_STATE), start
         if line == HEARTBEAT:
             return Heartbeat(), start
         if line == END:

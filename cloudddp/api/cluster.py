@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,20 @@ from cloudddp import signals
 from cloudddp.api.call import Call, flags_of, script_of
 from cloudddp.aws import inventory
 from cloudddp.cluster import model as clusters
-from cloudddp.cluster.extend import deadline
+from cloudddp.cluster.nodes_end import deadline
 from cloudddp.cluster.teardown import STILL_REMOVING
 from cloudddp.errors import CloudDDPError, Leftovers
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import project_files, status
-from cloudddp.job.follow.decide import Policy
-from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob
 from cloudddp.operations import process_nodes
+from cloudddp.operations.continuation import Continuation, of_job
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import collect, ended_nodes, ended_nodes_query, raise_incomplete
+from cloudddp.operations.results import collect, ended_nodes, raise_incomplete
 from cloudddp.operations.start_job import (
+    Display,
     checked_script,
     results_of,
     send_files,
@@ -54,9 +54,10 @@ class Node:
 class Job:
     """A job on a cluster. `id` is its job id."""
 
-    def __init__(self, call: Call, job_id: str) -> None:
+    def __init__(self, call: Call, job_id: str, jobs: list[Job]) -> None:
         self._call = call
         self.id = job_id
+        self._jobs = jobs  # of the object of the cluster, which finishes them at its end
 
     def status(self) -> status.JobRecord:
         """Return its state, step and times, as `cloudddp jobs` shows them. Raises CloudDDPError."""
@@ -71,21 +72,22 @@ class Job:
         """
         session = self._call.session()
         with connected(session, partly=True, needed=()) as (cluster, runner):
+            nodes = status.find_job(runner, self.id).nodes
+            return Display(session, on_line).follow(runner, cluster, self.id, nodes, timeout=timeout)
 
-            def show(node: int, rank: int, line: str) -> None:
-                if on_line is not None and rank >= 0:
-                    on_line(f"[rank {rank} | node {node}] {line}")
+    def resume(
+        self, *, replace: Collection[int] = (), env: Mapping[str, str] | None = None, **settings: Any
+    ) -> Job:
+        """Replace nodes that were lost, and those in `replace`, start the job again from its snapshot, and
+        return the job that continues it when its ranks have started.
 
-            follower = JobFollower(
-                runner,
-                self.id,
-                status.find_job(runner, self.id).nodes,
-                Policy(),
-                on_line=show,
-                ended_instances=ended_nodes_query(session.aws, cluster),
-            )
-            with closing(follower):
-                return follower.run(timeout)
+        `env`: values of variables that were given to `launch`, which are not recorded. `settings`: nodes_min
+        and wait_capacity, as they were by default. Raises UsageError, CloudDDPError: the job runs, has
+        succeeded or was resumed before, a node is silent, or there is no capacity.
+        """
+        again = _continuation(self._call, self.id, env, settings, None, 1, waits=False, replaced=replace)
+        self._jobs.append(Job(self._call, again.run().checked().record.job, self._jobs))
+        return self._jobs[-1]
 
     def cancel(self) -> None:
         """Stop every rank on every node; ranks get SIGTERM first. Raises CloudDDPError where one survives."""
@@ -106,6 +108,20 @@ class Job:
             )
         raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id
+
+
+def _continuation(
+    call: Call,
+    job_id: str | None,
+    env: Mapping[str, str] | None,
+    settings: Mapping[str, Any],
+    on_line: OnLine | None,
+    times: int,
+    **more: Any,
+) -> Continuation:
+    flags = flags_of(settings, "cluster", "job")
+    session = replace(call, flags=(*call.flags, *flags)).session(env)
+    return of_job(session, flags, job_id, partial(Display, on_line=on_line), times, **more)
 
 
 class Cluster:
@@ -194,14 +210,37 @@ class Cluster:
             except KeyboardInterrupt:
                 cancelling.abort_launch(runner, job.id)
                 raise
-        self._jobs.append(Job(call, job.id))
+        self._jobs.append(Job(call, job.id, self._jobs))
         return self._jobs[-1]
 
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
         with connected(self._call.session(), partly=True, needed=()) as (found, runner):
             self._update(found)
-            return Job(self._call, status.find_job(runner, job_id).id)
+            return Job(self._call, status.find_job(runner, job_id).id, self._jobs)
+
+    def watch(
+        self,
+        job_id: str | None = None,
+        *,
+        times: int = 10,
+        on_line: OnLine | None = None,
+        env: Mapping[str, str] | None = None,
+        **settings: Any,
+    ) -> JobResult:
+        """Follow a job of this cluster, by default the newest, to its end; resume it when a node is lost or
+        reboots, at most `times`. Return how it has ended, the last time.
+
+        Arguments as of `Job.wait` and `Job.resume`. Raises UsageError, CloudDDPError as `Job.resume`.
+        """
+        again = _continuation(self._call, job_id, env, settings, on_line, times)
+        self._update(again.cluster)
+        try:
+            return again.run().ended
+        finally:
+            self._update(again.cluster)
+            if again.job is not None:
+                self._jobs.append(Job(self._call, again.job.id, self._jobs))
 
     def down(self, *, discard: bool = False) -> None:
         """Terminate the nodes, remove everything else, and verify that nothing is left; also where another
@@ -238,15 +277,12 @@ class Cluster:
         try:
             for job in self._jobs:
                 try:
-                    self._finish(job)
+                    if not job.status().status.ended:
+                        job.cancel()
+                    job.pull()
                 except (CloudDDPError, OSError) as error:  # what is not pulled keeps the nodes
                     unfinished.append(f"job {job.id}: {error}")
                     reporter.warn(unfinished[-1])
         finally:  # also after an interrupt: then the nodes stay if they hold anything, and Leftovers says so
             with signals.protected(lambda: reporter.log(STILL_REMOVING)):
                 self._remove(unfinished=unfinished)
-
-    def _finish(self, job: Job) -> None:
-        if not job.status().status.ended:
-            job.cancel()
-        job.pull()

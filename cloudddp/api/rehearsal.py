@@ -25,10 +25,8 @@ def sim() -> Iterator[str]:
         os.environ["CLOUDDDP_HOME"] = home
         try:
             found = control.start(state_home(), nodes="process")
-            control.enter(found)
-            for name in control.HIDDEN:
-                os.environ.pop(name, None)
-            os.environ.update(control.environment(found) | {IN_SIMULATOR: "1"})
+            control.use(found)
+            os.environ[IN_SIMULATOR] = "1"
             yield found.endpoint
         finally:
             control.stop(state_home())

@@ -13,7 +13,6 @@ import gzip
 import os
 import time
 from collections.abc import Callable, Mapping
-from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -73,8 +72,8 @@ class AWS:
             core = botocore.session.Session(profile=profile)
             core.register_component("data_loader", model_loader(core))
             self.region: str = region or core.get_config_variable("region") or ""
-            self._credentials = Credentials(core, ask, finishing=finishing)
-            core.register_component("credential_provider", self._credentials)
+            self.credentials = Credentials(core, ask, finishing=finishing)
+            core.register_component("credential_provider", self.credentials)
             core.set_default_client_config(_config())  # for the clients that load credentials
         except ProfileNotFound:
             raise _no_profile(core) from None
@@ -159,7 +158,7 @@ class AWS:
         try:
             answer = self._call(service, method, params)
         except CredentialsError as error:
-            if error.code not in EXPIRED or not self._credentials.replace_refused():
+            if error.code not in EXPIRED or not self.credentials.replace_refused():
                 raise
             answer = self._call(service, method, params)
         answers.check_creating(answer, method, action(service, method), self.region)
@@ -170,7 +169,7 @@ class AWS:
     def _call(self, service: str, method: str, params: Mapping[str, Any]) -> Any:
         began, code, retries = time.monotonic(), "", 0
         try:
-            with explain(action(service, method), self.region, self.renewal, self._decode):
+            with explain(action(service, method), self.region, self.credentials.source.renewal, self._decode):
                 answer = getattr(self.client(service), method)(**params)
             retries = int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
             return answer
@@ -191,21 +190,6 @@ class AWS:
         except (ClientError, BotoCoreError, ResponseParserError, CloudDDPError):
             return ""
         return str(answer.get("DecodedMessage", ""))
-
-    def credentials_end(self) -> datetime | None:
-        """Return when the user has to log in again; None if never, or unknown. Makes no call; use it after
-        one."""
-        return self._credentials.ends()
-
-    @property
-    def renewal(self) -> str:
-        """How to renew the credentials, as a phrase that ", then ..." can follow."""
-        return self._credentials.source.renewal
-
-    @property
-    def renewal_now(self) -> str:
-        """How to renew credentials that have not ended yet, as a sentence without its full stop."""
-        return self._credentials.renewal_now()
 
     def dry_run(self, service: str, method: str, /, **params: Any) -> None:
         """Ask EC2 whether it would accept a call, without making it. Raises AWSError for what it would answer
@@ -229,14 +213,22 @@ class AWS:
         answer = self.call(service, method, **params)
         return answers.decode(answer, kind, action(service, method), self.region)
 
-    def listed(self, service: str, method: str, key: str, kind: type[T], /, **params: Any) -> list[T]:
-        """Return the items under `key` of every page of a listing, each as `kind`. Raises as `read` does."""
+    def listed(
+        self, service: str, method: str, key: str, kind: type[T], /, *, absent: str = "", **params: Any
+    ) -> list[T]:
+        """Return the items under `key` of every page of a listing, each as `kind`; none if AWS answers with
+        an error code that begins with `absent`. Raises as `read` does."""
         call = action(service, method)
         found: list[T] = []
         seen: set[str] = set()
         token: dict[str, str] = {}
         while True:
-            answer = self.call(service, method, **params, **token)
+            try:
+                answer = self.call(service, method, **params, **token)
+            except AWSError as error:
+                if not absent or not error.code.startswith(absent):
+                    raise
+                return []
             if key not in answer:  # an empty listing has it too
                 raise answers.malformed(call, self.region, f"it has no `{key}`")
             found += answers.decode(answer[key], list[kind], call, self.region)  # type: ignore[valid-type]

@@ -184,11 +184,13 @@ class Credentials:
         return bool(fresh.access_key != refused.access_key)
 
     def ends(self) -> datetime | None:
-        """Return when the user has to log in again; None if never, or unknown. Makes no call."""
+        """Return when the user has to log in again; None if never, or unknown. Makes no call; use it after
+        one."""
         return self.source.ends(self._cache.ends)
 
     def renewal_now(self) -> str:
-        """Return how to renew credentials that have not ended yet. Makes no call.
+        """Return how to renew credentials that have not ended yet, as a sentence without its full stop.
+        Makes no call.
 
         botocore asks for an MFA code only in the last 15 minutes of a cached session
         (CachedCredentialFetcher.DEFAULT_EXPIRY_WINDOW_SECONDS), so until then the session has to be removed

@@ -86,17 +86,14 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     name = one_line(found.name, 128)
     warning = "; ".join(filter(None, (_unsupported(image_id, found, info), _other_volumes(found))))
     root = found.root_device_name
+    sizes = [disk.ebs.volume_size for disk in found.block_device_mappings if disk.device_name == root]
     platform = one_line(found.platform_details or LINUX, 60)
-    return Image(image_id, name, root, _disk_gb(found, root), _login_user(name, root), warning, platform)
+    return Image(image_id, name, root, max(sizes, default=0), _login_user(name, root), warning, platform)
 
 
 def _describe(aws: AWS, image_id: str) -> _Image:
-    try:
-        found = aws.listed("ec2", "describe_images", "Images", _Image, ImageIds=[image_id])
-    except AWSError as error:
-        if not error.code.startswith("InvalidAMIID."):
-            raise
-        found = []
+    call = ("ec2", "describe_images", "Images", _Image)
+    found = aws.listed(*call, absent="InvalidAMIID", ImageIds=[image_id])
     if not found:
         raise UsageError(
             f"image {image_id} does not exist in {aws.region}, or you may not use it",
@@ -185,12 +182,6 @@ def _other_volumes(image: _Image) -> str:
     extra = sum(one.ebs.volume_size for one in disks if one.device_name != image.root_device_name)
     text = f"the image has {extra} GiB of volumes beside the root volume: billed, and not counted above"
     return text if extra else ""
-
-
-def _disk_gb(image: _Image, root: str) -> int:
-    return max(
-        (disk.ebs.volume_size for disk in image.block_device_mappings if disk.device_name == root), default=0
-    )
 
 
 def _login_user(name: str, root_device: str) -> str:

@@ -17,7 +17,7 @@ from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
 from cloudddp.config.schema import nearest
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import AWSError, CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.text import one_line
 
 # Seconds: 5 days, the most that EC2 accepts, and the default of all types before Nitro v6, which have 350.
@@ -146,13 +146,8 @@ def require_known_types(aws: AWS, spec: ClusterSpec) -> None:
 def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
     """Return the type's data. Raises UsageError for a type that the region lacks, or one without a GPU unless
     spec.allow_cpu."""
-    try:
-        call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
-        found = aws.listed(*call, InstanceTypes=[spec.instance_type])
-    except AWSError as error:
-        if error.code != "InvalidInstanceType":
-            raise
-        found = []
+    call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
+    found = aws.listed(*call, absent="InvalidInstanceType", InstanceTypes=[spec.instance_type])
     if not found:
         raise UsageError(
             f"{aws.region} does not offer {spec.instance_type}",
@@ -189,7 +184,7 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
     tracking = network.connection_tracking_configuration
     listed = item.gpu_info.gpus
     nvidia = [gpu for gpu in listed if gpu.manufacturer.upper() in ("", "NVIDIA")]
-    max_efa = _max_efa(network)
+    max_efa = network.efa_info.maximum_efa_interfaces if network.efa_supported else 0
     return TypeInfo(
         name=name,
         arch="arm64" if "arm64" in item.processor_info.supported_architectures else "x86_64",
@@ -205,10 +200,6 @@ def _type_info(name: str, item: _Type) -> TypeInfo:
         blocks="capacity-block" in item.supported_usage_classes,
         burstable=item.burstable_performance_supported,
     )
-
-
-def _max_efa(network: _Network) -> int:
-    return network.efa_info.maximum_efa_interfaces if network.efa_supported else 0
 
 
 def _cards(network: _Network, max_efa: int) -> tuple[NetworkCard, ...]:

@@ -58,20 +58,6 @@ class Instance:
     def live(self) -> bool:
         return self.state in LIVE
 
-    @property
-    def cluster(self) -> str:
-        return self.tags.cluster
-
-    @property
-    def cluster_id(self) -> str:
-        """The id of its cluster, or '' if its tag holds none."""
-        return self.tags.cluster_id
-
-    @property
-    def warnings(self) -> list[str]:
-        """One sentence for each of its tags that cannot be used."""
-        return [f"instance {self.id}: {text}" for text in self.tags.unreadable]
-
 
 @dataclass(frozen=True, slots=True)
 class Resource:
@@ -81,10 +67,6 @@ class Resource:
     id: str
     tags: Tags
     detail: str = ""
-
-    @property
-    def cluster_id(self) -> str:
-        return self.tags.cluster_id
 
 
 def named(cluster: str | None) -> Filters:
@@ -164,7 +146,7 @@ def instances(aws: AWS, filters: Filters) -> list[Instance]:
         )
         for item in reservation.instances
     ]
-    return sorted(found, key=lambda i: (i.cluster, i.cluster_id, i.launch_index, i.id))
+    return sorted(found, key=lambda i: (i.tags.cluster, i.tags.cluster_id, i.launch_index, i.id))
 
 
 def _instance(item: _Instance, reservation: _Reservation) -> Instance:
@@ -214,19 +196,19 @@ def _end_time(transition: str) -> datetime | None:
         return None
 
 
-# kind -> method, key of the listing, key of the id, key of the detail
-_KINDS = {
-    "security group": ("describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
-    "key pair": ("describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
-    "volume": ("describe_volumes", "Volumes", "VolumeId", "State"),
+# kind -> method, key of the listing, key of the id, key of the detail; in the order in which they are deleted
+KINDS = {
     "network interface": (
         "describe_network_interfaces",
         "NetworkInterfaces",
         "NetworkInterfaceId",
         "Status",
     ),
+    "volume": ("describe_volumes", "Volumes", "VolumeId", "State"),
     "Elastic IP": ("describe_addresses", "Addresses", "AllocationId", "PublicIp"),
     "placement group": ("describe_placement_groups", "PlacementGroups", "GroupId", "GroupName"),
+    "security group": ("describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
+    "key pair": ("describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
 }
 
 
@@ -247,13 +229,13 @@ class _Group(Record, frozen=True):
     ip_permissions: list[_Rule]
 
 
-def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(_KINDS)) -> list[Resource]:
-    """Return the matching resources that are not instances: those of _KINDS, or of some. One AWS call for
+def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(KINDS)) -> list[Resource]:
+    """Return the matching resources that are not instances: those of KINDS, or of some. One AWS call for
     each kind."""
     return [
         resource(aws, kind, item)
         for kind in kinds
-        for method, key, _, _ in [_KINDS[kind]]
+        for method, key, _, _ in [KINDS[kind]]
         for item in aws.listed("ec2", method, key, dict[str, Any], Filters=filters)
         if item.get("State") not in ("deleting", "deleted")  # a volume that is already being deleted
     ]
@@ -261,7 +243,7 @@ def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(_KINDS)) 
 
 def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
     """Return the record of one resource, given AWS's description of it. Raises AWSError if that has no id."""
-    method, _, id_key, detail_key = _KINDS[kind]
+    method, _, id_key, detail_key = KINDS[kind]
     where = (action("ec2", method), aws.region)
     found = answers.decode(item.get(id_key), Id, *where)
     tags = answers.decode(item, Tagged, *where).tags

@@ -11,10 +11,9 @@ from msgspec import Meta, field
 from cloudddp.aws import inventory
 from cloudddp.aws.answers import Id, Record
 from cloudddp.aws.client import AWS
-from cloudddp.errors import AWSError, UsageError, q
+from cloudddp.errors import UsageError, q
 
 EXCEEDED = "ReservationCapacityExceeded"
-_NOT_FOUND = ("InvalidCapacityReservationId.NotFound", "InvalidCapacityReservationId.Malformed")
 _Instances = Annotated[int, Meta(ge=0, le=100_000)]  # above it, the number is not EC2's
 _Text = Annotated[str, Meta(pattern=r"^[ -~]{0,256}\Z")]
 
@@ -60,13 +59,8 @@ class Reservation(Record, frozen=True):
 
 def find(aws: AWS, name: str) -> Reservation:
     """Return a reservation by its id. Raises UsageError if there is none. One AWS call."""
-    try:
-        call = ("ec2", "describe_capacity_reservations", "CapacityReservations", Reservation)
-        found = aws.listed(*call, CapacityReservationIds=[name])
-    except AWSError as error:
-        if error.code not in _NOT_FOUND:
-            raise
-        found = []
+    call = ("ec2", "describe_capacity_reservations", "CapacityReservations", Reservation)
+    found = aws.listed(*call, absent="InvalidCapacityReservationId", CapacityReservationIds=[name])
     if not found:
         raise UsageError(
             f"there is no capacity reservation {name} in {aws.region}",

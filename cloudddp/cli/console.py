@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
@@ -97,11 +97,6 @@ def live_lines() -> Iterator[Callable[[Sequence[str]], None]]:
         yield lambda lines: live.update(RichText("\n".join(lines), no_wrap=True), refresh=True)
 
 
-def unguarded_stderr() -> TextIO:
-    """Return stderr without the guard, for code that moves the cursor and escapes its text itself."""
-    return _guarded.get("stderr", sys.stderr)
-
-
 _SHOWN_SECONDS = 1.0  # a step that took less has no time
 
 
@@ -119,7 +114,9 @@ class Progress:
             # rich takes 50 ms to import, and only a terminal needs it.
             from rich.console import Console
 
-            self._console = Console(file=unguarded_stderr(), highlight=False, markup=False)
+            # Without the guard: it moves the cursor, and `_report` escapes the text.
+            stream = _guarded.get("stderr", sys.stderr)
+            self._console = Console(file=stream, highlight=False, markup=False)
         self._status: Any = None
         self._step = ""
         self._warning = ""
@@ -231,11 +228,9 @@ class Console:
         It never fails: after the terminal is closed every write is an error, and a teardown must not stop for
         that. It may be called by a signal handler, in the middle of another write (RuntimeError).
         """
-        try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):
             dim = sys.stderr.isatty() and colour() is not False
             self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
-        except (OSError, ValueError, RuntimeError):
-            pass
 
     def suggest(self, text: str) -> None:
         """Log a text of ours (`Message`), which names commands."""
@@ -251,13 +246,11 @@ class Console:
 
     def error(self, error: CloudDDPError) -> None:
         """Write an error and its hint to stderr. It never fails, as `log`."""
-        try:
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # the exit code still reports the error
             self.fail(error.message)
             if error.hint:
                 hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
                 click.secho(hint, err=True, color=colour())
-        except (OSError, ValueError, RuntimeError):
-            pass  # the terminal is closed; the exit code still reports the error
 
     def print(self, text: str, *, err: bool = False) -> None:
         """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""
@@ -315,10 +308,10 @@ class Console:
         except (OSError, EOFError, UnicodeDecodeError):
             return None
 
-    def confirm(self, question: str, *, default: bool | None = False) -> bool:
+    def confirm(self, question: str) -> bool:
         """Ask on the terminal. Raises click.Abort at the end of the input."""
-        asked = wrapped(f"{question} [{'Y/n' if default else 'y/N'}]:", sys.stderr)
-        return click.confirm(asked, default=default, show_default=False, prompt_suffix=" ", err=True)
+        asked = wrapped(f"{question} [y/N]:", sys.stderr)
+        return click.confirm(asked, show_default=False, prompt_suffix=" ", err=True)
 
     def ask(self, question: str, *, default: str) -> str:
         """Ask on the terminal for a text. Raises click.Abort at the end of the input."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import click
 from click.shell_completion import CompletionItem
 
+from cloudddp import local_state
 from cloudddp.cli.lazy_commands import given_options
 
 Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
@@ -25,27 +26,22 @@ def _completing(names: Callable[[click.Context], Sequence[str]]) -> Complete:
 
 
 def _clusters(_: click.Context) -> list[str]:
-    # Imported where names are completed: `--help` needs none.
-    from cloudddp import local_state
-
     return sorted({record.name for record in local_state.known_clusters()})
 
 
-def _jobs(ctx: click.Context) -> list[str]:
-    from cloudddp import local_state
-
+def _folders(ctx: click.Context) -> list[local_state.ClusterFolder]:
     chosen = given_options(ctx).cluster
     known = [one for one in local_state.known_clusters() if chosen in (None, one.name)]
-    return sorted(job for one in known for job in local_state.ClusterFolder(one.id).jobs())
+    return [local_state.ClusterFolder(one.id) for one in known]
+
+
+def _jobs(ctx: click.Context) -> list[str]:
+    return sorted(job for folder in _folders(ctx) for job in folder.jobs())
 
 
 def _nodes(ctx: click.Context) -> list[str]:
-    from cloudddp import local_state
-
-    chosen = given_options(ctx).cluster
-    known = [one for one in local_state.known_clusters() if chosen in (None, one.name)]
-    folders = [local_state.ClusterFolder(one.id) for one in known]
-    counts = [int(json.loads(folder.read(folder.launch) or "{}").get("MaxCount", 0)) for folder in folders]
+    launches = [json.loads(folder.read(folder.launch) or "{}") for folder in _folders(ctx)]
+    counts = [int(one.get("MaxCount", 0)) for one in launches]
     return [str(node) for node in range(min(max(counts, default=0), 1000))]
 
 

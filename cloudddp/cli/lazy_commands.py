@@ -23,8 +23,8 @@ from cloudddp.errors import UsageError
 
 HELP_NAMES = ["-h", "--help"]
 EVERY_OPTION = "cloudddp.every_option"  # of Context.meta: the help describes rare options, too
-Table = Mapping[str, tuple[str, str]]
-"""Name -> ("module:attribute" of the command, its short help)."""
+Table = Mapping[str, tuple[str | click.Command, str]]
+"""Name -> (the command, or its "module:attribute"; its short help)."""
 
 
 def load(path: str) -> Any:
@@ -109,35 +109,26 @@ def global_options(*, after_verb: bool) -> list[GlobalOption]:
     verb.
     """
 
-    def option(*names: str, envvar: str = "", **settings: Any) -> GlobalOption:
-        variable = None if after_verb else envvar or None
-        return GlobalOption(names, hidden=after_verb, envvar=variable, **settings)
+    def option(names: str, metavar: str, text: str, variable: str = "", complete: Any = None) -> GlobalOption:
+        return GlobalOption(
+            names.split(),
+            metavar=metavar or None,
+            is_flag=None if metavar else True,  # False would make the value optional
+            help=text,
+            hidden=after_verb,
+            envvar=None if after_verb else variable or None,
+            shell_complete=complete,
+        )
 
+    file = "Configuration file to use instead of ./cloudddp.toml; its folder is the project."
     return [
-        option(
-            "-c",
-            "--cluster",
-            metavar="NAME",
-            help="Name of the cluster.",
-            shell_complete=completes("clusters"),
-        ),
-        option(
-            "--config",
-            metavar="FILE",
-            envvar="CLOUDDDP_CONFIG",
-            help="Configuration file to use instead of ./cloudddp.toml; its folder is the project.",
-            shell_complete=completes("files"),
-        ),
-        option("--region", metavar="REGION", help="AWS region."),
-        option("--profile", metavar="PROFILE", envvar="CLOUDDDP_PROFILE", help="AWS profile."),
-        option(
-            "--sim",
-            is_flag=True,
-            envvar="CLOUDDDP_SIM",
-            help="Use the simulator on this computer instead of AWS.",
-        ),
-        option("-v", "--verbose", is_flag=True, help="Show more output."),
-        option("--timings", is_flag=True, help="Show where the time went, at the end, on stderr."),
+        option("-c --cluster", "NAME", "Name of the cluster.", complete=completes("clusters")),
+        option("--config", "FILE", file, "CLOUDDDP_CONFIG", completes("files")),
+        option("--region", "REGION", "AWS region."),
+        option("--profile", "PROFILE", "AWS profile.", "CLOUDDDP_PROFILE"),
+        option("--sim", "", "Use the simulator on this computer instead of AWS.", "CLOUDDDP_SIM"),
+        option("-v --verbose", "", "Show more output."),
+        option("--timings", "", "Show where the time went, at the end, on stderr."),
     ]
 
 
@@ -155,7 +146,7 @@ def given_options(context: click.Context) -> GlobalOptions:
 
 
 def _is_rare(parameter: click.Parameter) -> bool:
-    return isinstance(parameter, SettingOption | RareOption) and parameter.rare
+    return getattr(parameter, "rare", False)
 
 
 def _help_all() -> click.Option:
@@ -187,13 +178,13 @@ class _WithGlobalOptions(click.Command):
 class Verb(_WithGlobalOptions):
     """A command whose function is imported when it is invoked.
 
-    The function gets the console and the global options, and by name the values of the command's own
-    parameters; the settings among them together, as `flags`.
+    `action` is "module:function" below cloudddp.cli.actions; the command has the name of the function. It
+    gets the console and the global options, and by name the values of the command's own parameters; the
+    settings among them together, as `flags`.
     """
 
     def __init__(
         self,
-        name: str,
         action: str,
         *,
         help: str,  # noqa: A002  click's own name
@@ -210,8 +201,9 @@ class Verb(_WithGlobalOptions):
         every = [*params, *([] if only_own_options else global_options(after_verb=True))]
         if any(map(_is_rare, every)):
             every.append(_help_all())
+        name = action.partition(":")[2].rstrip("_").replace("_", "-")
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
-        self.action = action
+        self.action = f"cloudddp.cli.actions.{action}"
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read `--spot prefer` as one option. To click a flag has no value, and an option that may have one
@@ -273,6 +265,11 @@ class Verb(_WithGlobalOptions):
         return found
 
 
+def listed(*commands: click.Command) -> Table:
+    """Return the table of commands that are loaded with their group."""
+    return {str(one.name): (one, one.get_short_help_str(limit=1000)) for one in commands}
+
+
 # Verbs, and the words of other programs for them.
 _MEANT = {"up": "create start", "pull": "download fetch", "down": "delete destroy terminate stop rm"}
 
@@ -294,8 +291,8 @@ class LazyGroup(_WithGlobalOptions, click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         if cmd_name not in self.table:
             return None
-        command: click.Command = load(self.table[cmd_name][0])
-        return command
+        command = self.table[cmd_name][0]
+        return load(command) if isinstance(command, str) else command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -38,8 +38,8 @@ SIMILAR = 0.75  # similarity above which an unknown option counts as a misspelt 
 class JobVerb(Verb):
     """A verb with SCRIPT ARGS... that refuses some options among ARGS. Raises UsageError."""
 
-    def __init__(self, name: str, action: str, **settings: Any) -> None:
-        super().__init__(name, action, passes_arguments=True, **settings)
+    def __init__(self, action: str, **settings: Any) -> None:
+        super().__init__(action, passes_arguments=True, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words = list(args)
@@ -67,7 +67,7 @@ class JobVerb(Verb):
                 return
             if not (name := _option_in(word, known)):
                 continue
-            path = _path(ctx)
+            path = ctx.command_path.split()[1:]
             verb = " ".join(path)
             again = q("cloudddp", *path, *_options_again(ctx, self, words[:at]), "--", *words[at:])
             if name in _names(self):
@@ -110,14 +110,6 @@ def _known_options(ctx: click.Context, command: click.Command) -> dict[str, clic
             long = {name: option for name, option in _spellings(sibling.params) if name.startswith("--")}
             found = {**long, **found}
     return found
-
-
-def _path(ctx: click.Context) -> tuple[str, ...]:
-    """Return the words that name this command: ("launch",), ("export", "slurm")."""
-    return (
-        *(() if ctx.parent is None or ctx.parent.parent is None else _path(ctx.parent)),
-        str(ctx.info_name),
-    )
 
 
 def _verbs(ctx: click.Context) -> dict[str, click.Command]:
@@ -180,7 +172,7 @@ def _verbs_with(ctx: click.Context, name: str) -> str:
 
 def _unknown_option(ctx: click.Context, command: click.Command, name: str, words: list[str]) -> UsageError:
     """Return the error for an unknown option before the script: most often it is one of the script's own."""
-    path = _path(ctx)
+    path = ctx.command_path.split()[1:]
     verb = " ".join(path)
     if name in _known_options(ctx, command):
         return UsageError(

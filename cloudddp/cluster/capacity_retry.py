@@ -40,11 +40,6 @@ class _Waiting:
     usd: float = 0.0
     accepted: Counter[str] = field(default_factory=Counter)  # by code
 
-    def add(self, failure: NotLaunched) -> None:
-        if failure.accepted:
-            self.usd += failure.usd
-            self.accepted[failure.attempts[-1].code if failure.attempts else ""] += 1
-
     @property
     def cost(self) -> str:
         return f"${self.usd:.2f}"
@@ -131,8 +126,7 @@ def _create_in(
             waiting.nothing_exists = True
             failure.attempts = tuple(replace(one, what=offer.label) for one in failure.attempts)
             failures.append(failure)
-            waiting.add(failure)
-            _check_accepted(failure, waiting)
+            _count(failure, waiting)
             remaining = failure.remaining
         except AWSError as error:
             if offer.spec.wait_capacity == "0" or not error.transient:
@@ -147,11 +141,15 @@ def _outage(error: AWSError, region: str) -> NotLaunched:
     return NotLaunched([attempt(region, "", error)], error)
 
 
-def _check_accepted(failure: NotLaunched, waiting: _Waiting) -> None:
-    """Raise CloudDDPError if too many launches were accepted and ended: each of them is billed."""
-    code = failure.attempts[-1].code if failure.attempts else ""
-    count = waiting.accepted[code]
-    if not failure.accepted or count < launch_errors.most_accepted(code):
+def _count(failure: NotLaunched, waiting: _Waiting) -> None:
+    """Count a launch that was accepted and ended: each of them is billed. Raises CloudDDPError for too
+    many."""
+    if not failure.accepted:
+        return
+    code = failure.attempts[-1].code
+    waiting.usd += failure.usd
+    waiting.accepted[code] += 1
+    if (count := waiting.accepted[code]) < launch_errors.most_accepted(code):
         return
     raise CloudDDPError(
         f"{count} launches that AWS accepted ended before the nodes were ready, the last one with {code}: "

@@ -13,8 +13,7 @@ import msgspec
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.codec import MAX_REPLY
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, BootStage, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.machine import BootStage, ProbeReply, ProbeRequest
 from cloudddp.aws.caller import caller_block, jump_host_address
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
@@ -62,48 +61,37 @@ def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
     )
 
 
-class SSHRoutes:
-    """The routes to the nodes of one cluster."""
-
-    def __init__(self, spec: ClusterSpec, region: str, user: str) -> None:
-        self._spec = spec
-        self._region = region
-        self._user = user
-        self._mode = connection_mode(spec)
-        self._shared: Route = (
-            Jump(spec.proxy_jump) if spec.proxy_jump else Direct(_VPN_HINT if self._mode == "private" else "")
+def _address(spec: ClusterSpec, rank: int, instance: Instance) -> str:
+    """Return the address at which a node answers. Raises CloudDDPError if it has none of the kind."""
+    if connection_mode(spec) != "public":
+        return instance.private_ip
+    if not instance.public_ip:
+        raise CloudDDPError(
+            f"node {rank} ({instance.id}) has no public address",
+            hint="the cluster was created for another route: set `connect`, `proxy_jump` or "
+            "`proxy_command` as in its configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
         )
+    return instance.public_ip
 
-    def address(self, rank: int, instance: Instance) -> str:
-        """Return the address at which a node answers. Raises CloudDDPError if it has none of the kind."""
-        if self._mode == "public" and not instance.public_ip:
-            raise CloudDDPError(
-                f"node {rank} ({instance.id}) has no public address",
-                hint="the cluster was created for another route: set `connect`, `proxy_jump` or "
-                "`proxy_command` as in its configuration (cloudddp.toml, or CLOUDDDP_CONNECT and so on)",
-            )
-        return instance.public_ip if self._mode == "public" else instance.private_ip
 
-    def route(self, rank: int, instance: Instance) -> Route:
-        """Return the route to a node."""
-        if self._spec.proxy_command is None:
-            return self._shared
-        values = {
-            "%h": instance.id,
-            "%n": instance.id,
-            "%a": self.address(rank, instance),
-            "%p": str(self._spec.ssh_port),
-            "%r": self._user,
-        }
-        try:
-            command = expand_proxy_command(self._spec.proxy_command, values)
-        except ValueError as error:
-            raise CloudDDPError(f"node {rank}: {error}") from None
-        # Programs such as the AWS CLI look for the node in the region that they are configured for.
-        variables = {"AWS_REGION": self._region, "AWS_DEFAULT_REGION": self._region}
-        if "AWS_PROFILE" in os.environ:  # the hosts of OpenSSH need it
-            variables["AWS_PROFILE"] = os.environ["AWS_PROFILE"]
-        return ProxyCommand(command, variables)
+def _proxy_command(spec: ClusterSpec, region: str, user: str, rank: int, instance: Instance) -> ProxyCommand:
+    """Return the route to a node by cluster.proxy_command."""
+    values = {
+        "%h": instance.id,
+        "%n": instance.id,
+        "%a": _address(spec, rank, instance),
+        "%p": str(spec.ssh_port),
+        "%r": user,
+    }
+    try:
+        command = expand_proxy_command(spec.proxy_command or "", values)
+    except ValueError as error:
+        raise CloudDDPError(f"node {rank}: {error}") from None
+    # Programs such as the AWS CLI look for the node in the region that they are configured for.
+    variables = {"AWS_REGION": region, "AWS_DEFAULT_REGION": region}
+    if "AWS_PROFILE" in os.environ:  # the hosts of OpenSSH need it
+        variables["AWS_PROFILE"] = os.environ["AWS_PROFILE"]
+    return ProxyCommand(command, variables)
 
 
 def check_route_settings(spec: ClusterSpec) -> None:
@@ -183,12 +171,6 @@ def ssh_sources(
     return (f"{address}/32",)
 
 
-def public_sources(spec: ClusterSpec, ssh_from: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the blocks from which SSH comes to public addresses, which need a route back through an internet
-    gateway."""
-    return ssh_from if is_direct(spec) else ()
-
-
 def is_direct(spec: ClusterSpec) -> bool:
     """Return whether SSH goes from this computer to the nodes' public addresses."""
     return connection_mode(spec) == "public" and spec.proxy_command is None
@@ -205,21 +187,26 @@ def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dic
     known = host_keys.read(folder)
     record = folder.record()
     user = spec.user or (record.user if record else USUAL_USER)
-    routes = SSHRoutes(remembered(spec, record), cluster.region, user)
+    spec = remembered(spec, record)
+    route: Route = Direct(_VPN_HINT if connection_mode(spec) == "private" else "")
+    if spec.proxy_jump is not None:
+        route = Jump(spec.proxy_jump)  # for all nodes: it asks ssh once
     found: dict[int, Target] = {}
     lost: dict[int, Exception] = {}
     for rank, instance in cluster.nodes.items():
         try:
             cluster.require_running(rank)
+            if spec.proxy_command is not None:
+                route = _proxy_command(spec, cluster.region, user, rank, instance)
             found[rank] = Target(
                 label=f"node {rank} ({instance.id})",
-                host=routes.address(rank, instance),
+                host=_address(spec, rank, instance),
                 port=spec.ssh_port,
                 user=user,
                 private_key=private_key,
                 host_keys=known.accepted(instance.id),
                 id=instance.id,
-                route=routes.route(rank, instance),
+                route=route,
             )
         except CloudDDPError as error:
             lost[rank] = error
@@ -355,10 +342,9 @@ def probe(
 
     replies = client.call_all(
         runner,
-        request,
+        {node: request(node) for node in runner.nodes},
         # GPUs have gpu_seconds to be listed, and again to be usable.
         timeout=_PROBE_SECONDS + wait_boot + 2 * gpu_seconds + torch_seconds,
-        limit=MAX_FOLDERS if manifest else MAX_REPLY,
         then=then,
         on_stderr=None if on_stage is None else _stages(on_stage),
     )

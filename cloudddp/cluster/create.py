@@ -12,7 +12,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from cloudddp import signals
 from cloudddp.aws import inventory, reservations
@@ -50,22 +50,10 @@ _REPEATED = {
 _CLEAN_UP_POLLS = 60  # in the time that a capacity reservation gets to clean up: every 10 s
 
 
-class LaunchPlan(Protocol):
-    """What is to be created: a cluster, or a node that replaces another."""
-
-    @property
-    def cluster_id(self) -> str: ...
-    @property
-    def region(self) -> str: ...
-    @property
-    def requests(self) -> tuple[Request, ...]: ...
-    @property
-    def launches(self) -> tuple[Launch, ...]: ...
-
-
 @dataclass(eq=False)
 class CreatedResources:
-    """What one `up` has created, as far as known; with `replacing`, a node that is launched for a lost one.
+    """What one `up` has created, as far as known. There are no `requests` for a node that is launched for a
+    lost one.
 
     `holds_name`: the key pair exists, and with it the lock on the name. `launched`: time.monotonic() when AWS
     accepted the launch, `zone` where.
@@ -73,10 +61,10 @@ class CreatedResources:
 
     aws: AWS
     name: str
-    plan: LaunchPlan
     folder: ClusterFolder
     progress: ProgressCallback
-    replacing: bool = False
+    launches: Sequence[Launch]
+    requests: Sequence[Request] = ()
     holds_name: bool = False
     launched: float | None = None
     zone: str = ""
@@ -93,13 +81,13 @@ class CreatedResources:
         return bool(self.created.instances) or self.created.may_have("nodes")
 
     def create(self) -> None:
-        """Send the requests of the plan, and launch the nodes in the first zone that has capacity.
+        """Send the requests, and launch the nodes in the first zone that has capacity.
 
         Raises NameTaken, NotLaunched if no zone has, AWSError, CloudDDPError.
         """
         answers: dict[str, Any] = {}
-        allocations = [one for one in self.plan.requests if one.step.startswith(node_addresses.STEP)]
-        for request in self.plan.requests:
+        allocations = [one for one in self.requests if one.step.startswith(node_addresses.STEP)]
+        for request in self.requests:
             if request in allocations:
                 continue
             self._record(request)
@@ -130,7 +118,7 @@ class CreatedResources:
                 explained = node_addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
                     raise explained from None
-                raise NotLaunched([attempt(self.plan.region, "", explained)], explained) from None
+                raise NotLaunched([attempt(self.aws.region, "", explained)], explained) from None
 
     def _record(self, request: Request) -> None:
         token = request.params.get("ClientToken")
@@ -139,10 +127,10 @@ class CreatedResources:
     def _launch(self, answers: Mapping[str, Any]) -> None:
         attempts: list[Attempt] = []
         first: AWSError | None = None
-        for launch in self.plan.launches:
+        for launch in self.launches:
             self.folder.check_present()  # before nodes are billed that nothing could log in to
             self._record(launch.request)
-            if not self.replacing:
+            if self.requests:
                 self.progress(f"creating the nodes in {launch.zone}")
             try:
                 self._run_instances(launch.request, answers)
@@ -151,7 +139,7 @@ class CreatedResources:
                 if step is Next.STOP:
                     raise
                 first = first or error
-                attempts.append(attempt(self.plan.region, launch.zone, error))
+                attempts.append(attempt(self.aws.region, launch.zone, error))
                 if step is Next.REGION:
                     break
             else:
@@ -160,7 +148,7 @@ class CreatedResources:
         raise NotLaunched(attempts, first or CloudDDPError("there is no zone to try"))
 
     def _on_signal(self) -> None:
-        what = "the new node" if self.replacing else "everything"
+        what = "everything" if self.requests else "the new node"
         self.progress(f"finishing the call in flight, then removing {what}")
 
     def _lock_name(self, request: Request) -> None:
@@ -179,7 +167,7 @@ class CreatedResources:
                     if error.code != name_lock.DUPLICATE:
                         raise
             holder = name_lock.holder(self.aws, self.name)
-            if holder is not None and holder.cluster_id == self.plan.cluster_id:
+            if holder is not None and holder.cluster_id == self.folder.id:
                 self.holds_name = True  # botocore has repeated a call whose answer was lost
                 self.created.resources.append(holder.key)
                 return
@@ -230,7 +218,7 @@ class CreatedResources:
     def _run_instances_once(self, request: Request, answers: Mapping[str, Any]) -> None:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
-            if not self.replacing:
+            if self.requests:
                 _record_launch(self.folder, resolved)
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
@@ -269,7 +257,7 @@ class CreatedResources:
                     return group
                 if error.code not in _NOT_FOUND_YET or time.monotonic() > deadline:
                     raise
-                if name_lock.lost(self.aws, self.name, self.plan.cluster_id):
+                if name_lock.lost(self.aws, self.name, self.folder.id):
                     raise
             time.sleep(_RETRY_SECONDS)
 

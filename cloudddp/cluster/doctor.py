@@ -128,16 +128,10 @@ def _once(checks: Iterator[Check], seen: list[Check]) -> Iterator[Check]:
 
 
 def _this_computer() -> Iterator[Check]:
-    ssh = shutil.which("ssh")
-    if ssh:
-        yield Check("OpenSSH", "pass", ssh)
-    else:
-        yield Check(
-            "OpenSSH",
-            "warn",
-            "there is no `ssh` in PATH, which the verb ssh needs",
-            "install an OpenSSH client",
-        )
+    ssh, lacks = shutil.which("ssh"), "there is no `ssh` in PATH, which the verb ssh needs"
+    yield (
+        Check("OpenSSH", "pass", ssh) if ssh else Check("OpenSSH", "warn", lacks, "install an OpenSSH client")
+    )
     folder = state_home()
     while not folder.exists():
         folder = folder.parent
@@ -169,7 +163,7 @@ def _outgoing_ssh() -> Check:
 
 def _credentials(aws: AWS, spec: ClusterSpec) -> Iterator[Check]:
     """Check that the credentials last as long as the cluster: `down` needs them."""
-    end = aws.credentials_end()
+    end = aws.credentials.ends()
     if end is None:
         return
     detail = f"end at {end:%Y-%m-%d %H:%M} UTC"

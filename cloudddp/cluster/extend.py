@@ -79,15 +79,6 @@ def new_deadline(
     return found
 
 
-def deadline(cluster: Cluster) -> datetime | None:
-    """Return the deadline: as AWS has listed it, or as a later `extend` of this computer has recorded it."""
-    folder = ClusterFolder(cluster.id) if cluster.id else None
-    record = folder.record() if folder else None
-    if folder is None or record is None or not record.extended or folder.changed() <= cluster.seen:
-        return cluster.expires
-    return parse_time(record.expires) or cluster.expires
-
-
 def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | None]:
     """Return when the timers of the nodes end them, after they were moved to `new`; None where one is not
     armed. No error of a node stops the others."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -104,18 +104,13 @@ def incomplete(folder: ClusterFolder, instances: Mapping[int, str]) -> bool:
     return any(known.needs_own_key(instance) for instance in instances.values())
 
 
-@contextlib.contextmanager
 def exclusive(
     folder: ClusterFolder, instances: Mapping[int, str], progress: ProgressCallback
-) -> Iterator[None]:
+) -> contextlib.AbstractContextManager[None]:
     """Hold a lock on this computer while nodes still need keys; otherwise do nothing."""
-    if not incomplete(folder, instances):
-        yield
-        return
-    with folder.exclusive(
-        lambda: progress("waiting for another cloudddp command to replace the nodes' host keys")
-    ):
-        yield
+    waiting = "waiting for another cloudddp command to replace the nodes' host keys"
+    needed = incomplete(folder, instances)
+    return folder.exclusive(lambda: progress(waiting)) if needed else contextlib.nullcontext()
 
 
 @timings.span("host keys")

@@ -61,7 +61,7 @@ class Ownership:
         Makes no call. A tag can be copied, so an instance must be one that `up` created, if the journal lists
         them.
         """
-        record, instances = self._journal(resource.cluster_id)
+        record, instances = self._journal(resource.tags.cluster_id)
         if record is None or (record.name, record.region) != (resource.tags.cluster, self._aws.region):
             return False
         return isinstance(resource, Resource) or not instances or resource.id in instances
@@ -96,7 +96,7 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
     """Return the clusters of that name (or all) that have instances, live ones first. One AWS call."""
     groups: dict[tuple[str, str], list[Instance]] = {}
     for instance in inventory.instances(aws, inventory.named(name)):
-        groups.setdefault((instance.cluster, instance.cluster_id), []).append(instance)
+        groups.setdefault((instance.tags.cluster, instance.tags.cluster_id), []).append(instance)
     clusters = [
         Cluster.of(members, name=cluster_name, cluster_id=cluster_id, region=aws.region)
         for (cluster_name, cluster_id), members in groups.items()
@@ -133,7 +133,7 @@ def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[
     """Return what is left of clusters of that name (or all), other than the live ones. Three AWS calls."""
     groups: dict[tuple[str, str], list[Resource]] = {}
     for one in inventory.resources(aws, inventory.named(name), _REMAINS):
-        groups.setdefault((one.tags.cluster, one.cluster_id), []).append(one)
+        groups.setdefault((one.tags.cluster, one.tags.cluster_id), []).append(one)
     with_nodes = {(cluster.name, cluster.id) for cluster in live}
     return [
         Remains(cluster, id_, aws.region, tuple(members), bool(id_) and ClusterFolder(id_).is_being_created())
@@ -278,11 +278,10 @@ def not_owned(name: str, region: str, found: Iterable[Cluster], ownership: Owner
 def _last_deadline(known: Iterable[Cluster]) -> list[str]:
     """Return a sentence about the last cluster of a name if it reached its deadline and AWS still lists
     it."""
-    past = [cluster for cluster in known if cluster.past_deadline]
-    if not past:
+    expired = [one.expires for one in known if one.expires is not None and one.expires <= datetime.now(UTC)]
+    if not expired:
         return []
-    last = max(past, key=lambda cluster: cluster.expires or datetime.min.replace(tzinfo=UTC))
     return [
-        f"the last cluster of that name reached its deadline at {last.expires:%Y-%m-%d %H:%M} UTC, and "
+        f"the last cluster of that name reached its deadline at {max(expired):%Y-%m-%d %H:%M} UTC, and "
         "results that were not pulled from it are lost"
     ]

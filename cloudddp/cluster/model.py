@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import prices
 from cloudddp.cluster.prices import Cost
-from cloudddp.errors import CloudDDPError, Message, NodeError, q
+from cloudddp.errors import CloudDDPError, Message, NodeError, UsageError, q
 from cloudddp.formats import duration
 from cloudddp.tags import most_common
 
@@ -39,8 +39,8 @@ class Foreign:
     @property
     def warning(self) -> str:
         return (
-            f"instance {self.instance.id} has the tags of cluster {self.instance.cluster!r} but is not one "
-            f"of its nodes: {self.reason}; `down` terminates it"
+            f"instance {self.instance.id} has the tags of cluster {self.instance.tags.cluster!r} but is not "
+            f"one of its nodes: {self.reason}; `down` terminates it"
         )
 
 
@@ -98,7 +98,7 @@ def _launch(members: Sequence[Instance]) -> str:
 
     def preference(name: str) -> tuple[bool, datetime, str]:
         launched = reservations[name]
-        ours = any(i.client_token.startswith(f"{i.cluster_id}-") for i in launched)
+        ours = any(i.client_token.startswith(f"{i.tags.cluster_id}-") for i in launched)
         return not ours, min(i.launched or _UNKNOWN for i in launched), name
 
     return min(reservations, key=preference, default="")
@@ -153,10 +153,6 @@ class Cluster:
     def ended(self) -> datetime | None:
         """When the last of its nodes ended, if AWS gives the time."""
         return max((at for i in self.gone if (at := i.ended)), default=None)
-
-    @property
-    def past_deadline(self) -> bool:
-        return self.expires is not None and self.expires <= datetime.now(UTC)
 
     @property
     def overdue(self) -> float:
@@ -234,7 +230,7 @@ class Cluster:
     @property
     def warnings(self) -> list[str]:
         """Sentences about a deadline that was missed, tags that cannot be used and foreign instances."""
-        found = [warning for instance in self.live for warning in instance.warnings]
+        found = [f"instance {one.id}: {text}" for one in self.live for text in one.tags.unreadable]
         for rank, node in self.nodes.items():
             if self.expires is not None and node.tags.expires not in (None, self.expires):
                 ends = f"node {rank} ({node.id}) ends at {node.tags.expires:%Y-%m-%d %H:%M:%S} UTC"
@@ -276,6 +272,20 @@ class Cluster:
             f"{start}; `cloudddp resume --replace {q(rank)}` terminates it, with its disk, and launches "
             "another"
         )
+
+    def require_replaceable(self, ranks: Collection[int]) -> None:
+        """Raise UsageError for a node that the cluster does not have, and unless another one stays."""
+        count = len(self.nodes) + self.missing
+        if unknown := [rank for rank in sorted(ranks) if not 0 <= rank < count]:
+            raise UsageError(
+                f"--replace {unknown[0]}: the cluster has no such node",
+                hint=f"its nodes are 0 to {count - 1}",
+            )
+        if ranks and not self.nodes.keys() - ranks:
+            raise UsageError(
+                "--replace names every node that is left, and a replacement needs one that stays",
+                hint="`cloudddp down` and `cloudddp up` replace them all",
+            )
 
     def require_node(self, rank: int) -> Instance:
         """Return the node of that rank. Raises CloudDDPError if there is none, or it has ended."""

@@ -48,7 +48,7 @@ class Holder:
 
     @property
     def cluster_id(self) -> str:
-        return self.key.cluster_id
+        return self.key.tags.cluster_id
 
 
 def holder(aws: AWS, name: str) -> Holder | None:
@@ -116,7 +116,7 @@ def taken(aws: AWS, name: str, by: Holder | Instance) -> NameTaken:
 def _advice(aws: AWS, found: Resource | Instance) -> str:
     ownership = Ownership(aws)
     if ownership.created_here(found):
-        if ClusterFolder(found.cluster_id).is_being_created():
+        if ClusterFolder(found.tags.cluster_id).is_being_created():
             return Message(
                 "another `cloudddp up` on this computer is creating it; `cloudddp status` shows it"
             )

@@ -49,8 +49,8 @@ def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -
         return
     left = inventory.resources(aws, inventory.named(name), ["Elastic IP"])
     removed = abandoned() if left else ""
-    used -= sum(bool(removed) and one.cluster_id == removed for one in left)
-    kept = sum(one.cluster_id != removed for one in left)
+    used -= sum(bool(removed) and one.tags.cluster_id == removed for one in left)
+    kept = sum(one.tags.cluster_id != removed for one in left)
     if used + count > limit:
         hint: str = addresses_hint()
         if kept:

@@ -18,7 +18,7 @@ from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import name_lock, node_addresses, prices
-from cloudddp.cluster.connect import public_sources
+from cloudddp.cluster.connect import is_direct
 from cloudddp.cluster.launch_errors import Attempt, attempt, exhausted, widening
 from cloudddp.cluster.plan import Plan, plan
 from cloudddp.cluster.preconditions import (
@@ -34,7 +34,7 @@ from cloudddp.cluster.requests import (
     needs_elastic_ip,
     wants_placement_group,
 )
-from cloudddp.cluster.user_data import Identity, idle_guard, new_identity, units
+from cloudddp.cluster.user_data import Identity, new_identity
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
@@ -61,14 +61,7 @@ class Offer:
     def plan(self, spec: ClusterSpec, identity: Identity) -> Plan:
         """Return the plan for a cluster whose lifetime begins now."""
         context = replace(self.context, now=datetime.now(UTC))
-        return plan(
-            spec,
-            context,
-            identity,
-            self.price,
-            units=units(),
-            idle=idle_guard(spec.idle_minutes, spec.ssh_port),
-        )
+        return plan(spec, context, identity, self.price)
 
     def only(self, zones: Sequence[str]) -> Offer:
         """Return the offer without any other zone."""
@@ -218,7 +211,7 @@ def subnets(
     aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], reservation: Reservation | None
 ) -> tuple[Subnet, ...]:
     """Return the subnets of the nodes, one per zone: with a reservation, those in its zone."""
-    sources = public_sources(spec, ssh_from)
+    sources = ssh_from if is_direct(spec) else ()  # which need a route back through an internet gateway
     if reservation is None:
         return networks.candidates(aws, spec, reached_from=sources)
     there = msgspec.structs.replace(spec, zones=(reservation.zone,))
@@ -235,30 +228,26 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
 
     At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
     """
+    title = reservation_title(reservation) if reservation is not None else ""
     if reservation is not None and reservation.block:
-        return _price(aws, spec, prices.Listed(0.0, f"{reservation_title(reservation)} is prepaid"))
-    found = (
-        prices.Listed(spec.price, "as given") if spec.price is not None else listed(aws, spec.instance_type)
-    )
+        found: prices.Listed | None = prices.Listed(0.0, f"{title} is prepaid")
+    elif spec.price is not None:
+        found = prices.Listed(spec.price, "as given")
+    else:
+        found = listed(aws, spec.instance_type)
     if found is None:
         raise UsageError(
             f"cloudddp does not know the price of {spec.instance_type} in {aws.region}, and never assumes 0",
             hint="look it up and give it: --price USD (per node and hour), or `price` in cloudddp.toml",
         )
-    if reservation is not None:
-        found = replace(
-            found,
-            source=f"{found.source}; {reservation_title(reservation)} is billed also without nodes",
-        )
-    return _price(aws, spec, found)
-
-
-def _price(aws: AWS, spec: ClusterSpec, listed: prices.Listed) -> Price:
+    source = found.source
+    if reservation is not None and not reservation.block:
+        source += f"; {title} is billed also without nodes"
     return Price(
-        listed.usd,
+        found.usd,
         spec.nodes,
         spec.disk_gb,
-        listed.source,
+        source,
         gp3_month=prices.gp3_month(aws.region),
         throughput=spec.disk_throughput,
         addresses=int(connection_mode(spec) == "public"),

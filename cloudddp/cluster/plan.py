@@ -7,13 +7,12 @@ nodes, but for what a single node needs of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from cloudddp import __version__
-from cloudddp.aws.images import Image
 from cloudddp.cluster import node_addresses
 from cloudddp.cluster.preconditions import latest_reservation_end
 from cloudddp.cluster.prices import Price
@@ -29,7 +28,7 @@ from cloudddp.cluster.requests import (
     run_instances,
     tag_specifications,
 )
-from cloudddp.cluster.user_data import Identity, IdleGuard, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.tags import (
@@ -75,14 +74,6 @@ class Plan:
     price: Price
     created: datetime
     expires: datetime
-
-    @property
-    def region(self) -> str:
-        return self.context.region
-
-    @property
-    def image(self) -> Image:
-        return self.context.image
 
     @property
     def elastic_ips(self) -> int:
@@ -134,23 +125,14 @@ def lifetime(
     return life
 
 
-def plan(
-    spec: ClusterSpec,
-    context: LaunchContext,
-    identity: Identity,
-    price: Price,
-    *,
-    units: tuple[str, str],
-    idle: IdleGuard | None = None,
-) -> Plan:
-    """Return the requests that create the cluster. `units` are the texts of the deadline's timer and service;
-    `idle` ends nodes that are idle."""
+def plan(spec: ClusterSpec, context: LaunchContext, identity: Identity, price: Price) -> Plan:
+    """Return the requests that create the cluster."""
     created = context.now.replace(microsecond=0)
     latest = latest_reservation_end(context.reservation) if context.reservation is not None else None
     expires = created + lifetime(spec, price, created, latest)
     tags = _tags(spec, context, identity, price, created, expires)
     key = key_name(spec.name)
-    data = user_data(identity, created, expires, units, idle)
+    data = user_data(identity, created, expires, spec.idle_minutes, spec.ssh_port)
     description = CONFIG_RULE if spec.ssh_from else CALLER_RULE
     requests = (
         # First, because it locks the name: if another cluster has it, EC2 refuses and nothing has been
@@ -180,7 +162,11 @@ def plan(
         ),
         # EFA needs the group itself as destination; 0.0.0.0/0 is not enough.
         _rules("egress", [_self_reference()]),
-        *_placement_group(spec, context, identity, tags),
+        *(
+            [placement_group_request(placement_group_name(spec.name, identity.cluster_id), tags)]
+            if context.own_placement_group
+            else []
+        ),
         *_addresses(spec, context, tags),
     )
     launches = tuple(
@@ -220,14 +206,6 @@ def _tags(
     ]
 
 
-def _placement_group(
-    spec: ClusterSpec, context: LaunchContext, identity: Identity, tags: list[dict[str, str]]
-) -> tuple[Request, ...]:
-    if not context.own_placement_group:
-        return ()
-    return (placement_group_request(placement_group_name(spec.name, identity.cluster_id), tags),)
-
-
 def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, str]]) -> tuple[Request, ...]:
     """Before the launch: where the account has too few, nothing has been billed."""
     if not needs_elastic_ip(context.interfaces, public=connection_mode(spec) == "public"):
@@ -257,34 +235,19 @@ def ssh_rule(block: str, port: int, description: str) -> dict[str, Any]:
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **ranges}
 
 
-@dataclass(frozen=True, slots=True)
-class Replacement:
-    """The plan that launches one node: see create.LaunchPlan."""
-
-    rank: int
-    cluster_id: str
-    region: str
-    launches: tuple[Launch, ...]
-    requests: tuple[Request, ...] = ()
-
-    @property
-    def token(self) -> str:
-        return str(self.launches[0].request.params["ClientToken"])
-
-
 def plan_replacement(
     launch: Mapping[str, Any],
     identity: Identity,
     *,
     rank: int,
     zone: str,
-    region: str,
     attempt: int,
     now: datetime,
     expires: datetime,
-    units: tuple[str, str],
-    idle: IdleGuard | None = None,
-) -> Replacement:
+    idle_minutes: float,
+    ssh_port: int,
+    commands: Sequence[list[str]] = (),
+) -> Launch:
     """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
 
     `launch` is that of `up`; `attempt` distinguishes the launches of one cluster. Raises CloudDDPError if the
@@ -300,12 +263,10 @@ def plan_replacement(
         "MinCount": 1,
         "MaxCount": 1,
         "TagSpecifications": [_with_tags(one, rank, expires) for one in launch["TagSpecifications"]],
-        "UserData": user_data(identity, now, expires, units, idle),
+        "UserData": user_data(identity, now, expires, idle_minutes, ssh_port, commands),
     }
     params["ClientToken"] = client_token(identity.cluster_id, attempt, zone, params)
-    return Replacement(
-        rank, identity.cluster_id, region, (Launch(zone, Request("nodes", "run_instances", params)),)
-    )
+    return Launch(zone, Request("nodes", "run_instances", params))
 
 
 def _with_tags(specification: Mapping[str, Any], rank: int, expires: datetime) -> dict[str, Any]:

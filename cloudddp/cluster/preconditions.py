@@ -83,9 +83,7 @@ def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
     profile.
     """
     return {
-        key: _existing(value)
-        for key, value in params.items()
-        if key not in _OMITTED and not _contains_ref(value, shallow=True)
+        key: _existing(value) for key, value in params.items() if key not in _OMITTED and not _has_ref(value)
     }
 
 
@@ -95,11 +93,9 @@ def _existing(value: Any) -> Any:
     return [_existing(item) for item in value] if isinstance(value, list) else value
 
 
-def _contains_ref(value: Any, *, shallow: bool) -> bool:
+def _has_ref(value: Any) -> bool:
     """Return whether a value is a Ref, or a list that holds one."""
-    return isinstance(value, Ref) or (
-        shallow and isinstance(value, list) and any(_contains_ref(item, shallow=False) for item in value)
-    )
+    return any(isinstance(one, Ref) for one in (value if isinstance(value, list) else [value]))
 
 
 def is_about_default_group(error: AWSError) -> bool:

@@ -127,16 +127,15 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
         for region, error in others.failed.items()
         if isinstance(error, AWSError) and error.organization and region not in known
     ]
-    others = Search(
-        others.answers, {k: v for k, v in others.failed.items() if k not in denied}, tuple(denied)
-    )
     # A region that the account has not enabled has no cluster, unless it was enabled when this computer
     # created it.
-    enabled = (*others.failed, *known)
+    enabled = {*others.failed, *known}.difference(denied)
     failed = {
-        region: error for region, error in first.failed.items() if region in enabled or _NOT_LISTED in enabled
+        region: error
+        for region, error in {**first.failed, **others.failed}.items()
+        if region in enabled or _NOT_LISTED in enabled
     }
-    return Search(first.answers, failed).merged(others)
+    return Search({**first.answers, **others.answers}, failed, tuple(denied))
 
 
 def others(asked: AWS, found: Search, name: str) -> list[Cluster]:

@@ -21,21 +21,21 @@ from cloudddp import signals
 from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
-from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses
-from cloudddp.cluster.connect import Dial, dial, remembered
+from cloudddp.cluster import created_ids, host_keys, lookup, node_addresses, nodes_end
+from cloudddp.cluster.connect import dial, remembered
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.extend import deadline as deadline_of
 from cloudddp.cluster.launch_errors import Next, NotLaunched, attempt, next_step
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.plan import Replacement, plan_replacement
+from cloudddp.cluster.nodes_end import deadline as deadline_of
+from cloudddp.cluster.plan import plan_replacement
 from cloudddp.cluster.requests import is_spot, on_demand
-from cloudddp.cluster.user_data import Identity, idle_guard, units
+from cloudddp.cluster.user_data import Identity, plan_command
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Interrupted, Leftovers, ProgressCallback
 from cloudddp.formats import moment
-from cloudddp.local_state import ClusterFolder
+from cloudddp.local_state import USUAL_USER, ClusterFolder
 from cloudddp.ssh.target import generate_key, public_key_of
 
 _ROUNDS = 3  # in which further nodes may be lost
@@ -50,24 +50,21 @@ class _New:
 
     attempts: list[CreatedResources] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
-    tokens: set[str] = field(default_factory=set)
+
+    @property
+    def known(self) -> created_ids.Known:
+        return created_ids.combined(attempt.known for attempt in self.attempts)
 
     @property
     def ids(self) -> list[str]:
-        return self.found + [one for attempt in self.attempts for one in attempt.known.instances]
+        return [*self.found, *self.known.instances]
 
     @property
-    def uncertain(self) -> bool:
-        return any(attempt.known.uncertain for attempt in self.attempts)
-
-    @property
-    def listed_from(self) -> float:
-        return max((attempt.known.listed_from for attempt in self.attempts), default=0.0)
+    def tokens(self) -> set[str]:
+        return {one.request.params["ClientToken"] for attempt in self.attempts for one in attempt.launches}
 
 
-def replace_lost(
-    aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback, dial: Dial = dial
-) -> Cluster:
+def replace_lost(aws: AWS, cluster: Cluster, spec: ClusterSpec, progress: ProgressCallback) -> Cluster:
     """Launch a node for each one that the cluster has lost, and return the cluster when all its nodes are
     ready.
 
@@ -79,6 +76,9 @@ def replace_lost(
     _wait_until_listed(folder, progress)
     cluster = lookup.refresh(aws, cluster.name, cluster.id) or cluster
     unready = _unready(folder, cluster)
+    if unready and folder.read(folder.host_key) is None:  # which another command has deleted
+        terminate(aws, cluster, sorted(unready), progress)
+        return replace_lost(aws, cluster, spec, progress)
     if not cluster.missing and not unready:
         return cluster
     new = _New()
@@ -89,15 +89,21 @@ def replace_lost(
             unrecorded = [one for one in new.found if one not in folder.created_instances()]
             if unrecorded:
                 folder.journal_created(unrecorded)
-            _make_ready(aws, cluster, spec, new.found, progress, dial)
+            _make_ready(aws, cluster, spec, new.found, progress)
         whole = cluster
         for _ in range(_ROUNDS):
             if not whole.missing:
                 break
             _launch(aws, whole, spec, folder, new, progress)
-            _make_ready(aws, whole, spec, new.ids, progress, dial)
+            _make_ready(aws, whole, spec, new.ids, progress)
             # Another node may have been lost while this one was awaited.
-            whole = _refreshed(aws, whole)
+            found = lookup.refresh(aws, whole.name, whole.id)
+            if found is None:
+                raise CloudDDPError(
+                    f"every node of cluster {cluster.name!r} has ended",
+                    hint="`cloudddp up` creates a new one",
+                )
+            whole = found
         check_intact(aws, whole)
         if whole.missing:
             raise CloudDDPError(
@@ -110,16 +116,6 @@ def replace_lost(
         raise
     host_keys.delete_shared_key(folder)  # if it is not reached, the next command that connects does it
     return whole
-
-
-def _refreshed(aws: AWS, cluster: Cluster) -> Cluster:
-    found = lookup.refresh(aws, cluster.name, cluster.id)
-    if found is None:
-        raise CloudDDPError(
-            f"every node of cluster {cluster.name!r} has ended",
-            hint="`cloudddp up` creates a new one",
-        )
-    return found
 
 
 def terminate(aws: AWS, cluster: Cluster, ranks: Sequence[int], progress: ProgressCallback) -> None:
@@ -171,6 +167,15 @@ def _unready(folder: ClusterFolder, cluster: Cluster) -> dict[int, Instance]:
     }
 
 
+def _commands(cluster: Cluster, spec: ClusterSpec, user: str) -> list[list[str]]:
+    """Return what lets a replacement end with the other nodes if no job starts on it. It waits, unused, while
+    there is no capacity for another one."""
+    if (plan := nodes_end.planned(cluster.id)) is None:
+        return []
+    seconds = plan.minutes * timing.current().minute + seconds_of(spec.wait_capacity)
+    return [plan_command(user, plan.job, seconds)]
+
+
 def _launch(
     aws: AWS,
     cluster: Cluster,
@@ -197,22 +202,23 @@ def _launch(
     number = 1 + sum(event.get("method") == created_ids.RUN for event in folder.events())
     while waiting:
         now = datetime.now(UTC).replace(microsecond=0)
-        plan = plan_replacement(
+        planned = plan_replacement(
             launch,
             identity,
             rank=waiting[0],
             zone=zone,
-            region=aws.region,
             attempt=number,
             now=now,
             expires=expires,
-            units=units(),
-            idle=idle_guard(cluster.idle_minutes, spec.ssh_port),
+            idle_minutes=cluster.idle_minutes,
+            ssh_port=spec.ssh_port,
+            commands=_commands(cluster, spec, spec.user or (record.user if record else USUAL_USER)),
         )
         number += 1
-        progress(f"launching node {plan.rank}: {launch['InstanceType']} in {zone}, until {moment(expires)}")
+        progress(f"launching node {waiting[0]}: {launch['InstanceType']} in {zone}, until {moment(expires)}")
         try:
-            _launch_one(aws, cluster, plan, folder, new, progress)
+            new.attempts.append(CreatedResources(aws, cluster.name, folder, progress, [planned]))
+            new.attempts[-1].create()
             waiting.pop(0)
         except NotLaunched as failure:
             if either_market and launch is recorded:
@@ -250,20 +256,6 @@ def _recorded_launch(folder: ClusterFolder) -> dict[str, Any]:
     return found
 
 
-def _launch_one(
-    aws: AWS,
-    cluster: Cluster,
-    plan: Replacement,
-    folder: ClusterFolder,
-    new: _New,
-    progress: ProgressCallback,
-) -> None:
-    resources = CreatedResources(aws, cluster.name, plan, folder, progress, replacing=True)
-    new.attempts.append(resources)
-    new.tokens.add(plan.token)
-    resources.create()
-
-
 def _identity(folder: ClusterFolder) -> Identity:
     """Return the identity of new nodes: they boot with a host key of their own, which is recorded as the
     shared one.
@@ -277,7 +269,7 @@ def _identity(folder: ClusterFolder) -> Identity:
 
 
 def _make_ready(
-    aws: AWS, cluster: Cluster, spec: ClusterSpec, ids: Sequence[str], progress: ProgressCallback, dial: Dial
+    aws: AWS, cluster: Cluster, spec: ClusterSpec, ids: Sequence[str], progress: ProgressCallback
 ) -> None:
     """Wait until the new nodes run, and check them as `up` does."""
     alone = msgspec.structs.replace(spec, nodes=len(ids))
@@ -299,7 +291,7 @@ def _remove(aws: AWS, cluster: Cluster, new: _New, error: BaseException, progres
     """Remove exactly the new nodes, and verify it. Raises Leftovers, or Interrupted after Ctrl-C."""
     interrupted = isinstance(error, KeyboardInterrupt)
     with signals.protected(lambda: progress(_STILL_REMOVING)):
-        if new.ids or new.uncertain:
+        if new.ids or new.known.uncertain:
             progress(f"{'interrupted' if interrupted else 'failed'}: removing the new nodes")
             _remove_new(aws, cluster, new)
     if interrupted:
@@ -312,8 +304,8 @@ def _remove(aws: AWS, cluster: Cluster, new: _New, error: BaseException, progres
 def _remove_new(aws: AWS, cluster: Cluster, new: _New) -> None:
     ids = new.ids
     try:
-        if new.uncertain:  # AWS may have launched a node without confirming it
-            time.sleep(max(new.listed_from - time.monotonic(), 0.0))
+        if new.known.uncertain:  # AWS may have launched a node without confirming it
+            time.sleep(max(new.known.listed_from - time.monotonic(), 0.0))
             listed = inventory.instances(aws, inventory.with_id(cluster.id))
             ids += [
                 one.id for one in listed if one.live and one.client_token in new.tokens and one.id not in ids

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 from cloudddp.aws.images import Image
-from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, NetworkCard, TypeInfo
+from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.prices import iops_of
@@ -76,15 +76,12 @@ def _with_efa(info: TypeInfo) -> tuple[Interface, ...]:
     cards = sorted(info.network_cards, key=lambda card: card.index)
     if info.max_efa == 1 and "efa" in cards[0].kinds:
         return (Interface(kind="efa"),)  # one interface, so that EC2 can assign a public address
-    extra = [Interface(device=1, kind="efa-only")] if _takes_second(cards[0]) else []
+    # Card 0 may take an `efa-only` interface beside the primary one: not on p6-b300.
+    takes_second = "efa-only" in cards[0].kinds and cards[0].interfaces > 1
+    extra = [Interface(device=1, kind="efa-only")] if takes_second else []
     extra += [Interface(card.index, 0, "efa-only") for card in cards[1:] if "efa-only" in card.kinds]
     # The primary interface has no EFA here. EC2 refuses more EFA interfaces than the type's maximum.
     return (Interface(), *extra[: info.max_efa])
-
-
-def _takes_second(card: NetworkCard) -> bool:
-    """Return whether card 0 takes an `efa-only` interface beside the primary one: not on p6-b300."""
-    return "efa-only" in card.kinds and card.interfaces > 1
 
 
 def efa_devices(interfaces: Sequence[Interface]) -> int:

@@ -9,10 +9,8 @@ from pathlib import Path
 
 from cloudddp import signals
 from cloudddp.aws import inventory
-from cloudddp.aws.client import AWS
 from cloudddp.cluster import name_lock, prices
 from cloudddp.cluster.create import CreatedResources
-from cloudddp.cluster.created_ids import Known
 from cloudddp.cluster.launch_errors import NotLaunched
 from cloudddp.cluster.teardown import STILL_REMOVING, DownReport, down, leftovers
 from cloudddp.config import timing
@@ -23,24 +21,13 @@ from cloudddp.errors import (
     Leftovers,
     Message,
     NodeError,
-    ProgressCallback,
     UsageError,
     ignore_progress,
     renewal_first,
 )
-from cloudddp.local_state import ClusterFolder
 
 
-def roll_back(
-    aws: AWS,
-    name: str,
-    cluster_id: str,
-    created: CreatedResources,
-    error: BaseException,
-    progress: ProgressCallback,
-    *,
-    patient: bool = False,
-) -> None:
+def roll_back(created: CreatedResources, error: BaseException, *, patient: bool) -> None:
     """Remove everything that a failed `up` has created. `patient`: repeat that for some minutes while AWS
     does not answer.
 
@@ -52,21 +39,18 @@ def roll_back(
 
     def notice() -> None:
         signalled.append(True)
-        progress(STILL_REMOVING)
+        created.progress(STILL_REMOVING)
 
     with signals.protected(notice):
-        elsewhere = not interrupted and created.holds_name and _removed_elsewhere(aws, name, cluster_id)
-        known = created.known
+        elsewhere = not interrupted and created.holds_name and _removed_elsewhere(created)
         again = patient and not interrupted
-        report = (
-            None
-            if known.nothing
-            else _remove(aws, cluster_id, created, interrupted, progress, lambda: again and not signalled)
-        )
+        report = None
+        if not created.known.nothing:
+            report = _remove(created, interrupted, lambda: again and not signalled)
         remains = report is not None and (report.left or report.reasons)
         if not remains:
             with contextlib.suppress(OSError, UsageError):  # the error that ended `up` matters more
-                ClusterFolder(cluster_id).forget()
+                created.folder.forget()
     if report is not None and remains:
         raise leftovers(report) from None
     followed = isinstance(error, NotLaunched) or (patient and getattr(error, "transient", False))
@@ -74,22 +58,16 @@ def roll_back(
         raise Interrupted("interrupted; nothing was left running") from None
     if elsewhere:
         raise CloudDDPError(
-            f"cluster {name!r} ({cluster_id}) was removed by another command while it was being created; "
-            "nothing of it is left",
+            f"cluster {created.name!r} ({created.folder.id}) was removed by another command while it was "
+            "being created; nothing of it is left",
             hint="create it again: `cloudddp up`",
         ) from None
 
 
-def _remove(
-    aws: AWS,
-    cluster_id: str,
-    created: CreatedResources,
-    interrupted: bool,
-    progress: ProgressCallback,
-    patient: Callable[[], bool],
-) -> DownReport:
+def _remove(created: CreatedResources, interrupted: bool, patient: Callable[[], bool]) -> DownReport:
     """Remove what exists. Raises Leftovers if AWS does not even list it."""
-    limits, known = timing.current(), created.known
+    limits, known, progress = timing.current(), created.known, created.progress
+    filters = inventory.with_id(created.folder.id)
     until = time.monotonic() + limits.look_again
     if known.uncertain:
         progress(
@@ -99,21 +77,22 @@ def _remove(
     progress(f"{'interrupted' if interrupted else 'failed'}: removing everything")
     while True:
         try:
-            report = down(aws, inventory.with_id(cluster_id), known=known, progress=ignore_progress)
-            if not report.transient or not patient() or time.monotonic() > until:
+            report = down(created.aws, filters, known=known, progress=ignore_progress)
+            if not getattr(report.error, "transient", False) or not patient() or time.monotonic() > until:
                 return report
         except Exception as error:  # a bug, too, must not hide that nodes may be running
             transient = getattr(error, "transient", False)
             if not transient or not patient() or time.monotonic() > until:
                 raise Leftovers(
-                    f"{_what_may_exist(cluster_id, created, known)}: {error}",
+                    f"{_what_may_exist(created)}: {error}",
                     hint=renewal_first(error, "repeat `cloudddp down` until it reports that nothing is left"),
                 ) from None
         progress("AWS does not answer; removing everything again in a moment")
         time.sleep(limits.capacity_first)
 
 
-def _what_may_exist(cluster_id: str, created: CreatedResources, known: Known) -> str:
+def _what_may_exist(created: CreatedResources) -> str:
+    known, cluster_id = created.known, created.folder.id
     listed = known.description()
     if created.requested_nodes:
         return f"cluster {cluster_id} may still be running{f' ({listed})' if listed else ''}"
@@ -144,14 +123,14 @@ def after_loss_of_state(gone: Path) -> CloudDDPError:
     )
 
 
-def _removed_elsewhere(aws: AWS, name: str, cluster_id: str) -> bool:
+def _removed_elsewhere(created: CreatedResources) -> bool:
     """Return whether another command has called TerminateInstances for these nodes, or has released the
     name."""
     try:
-        found = inventory.instances(aws, inventory.with_id(cluster_id))
+        found = inventory.instances(created.aws, inventory.with_id(created.folder.id))
         terminated = any(
             i.state in inventory.GOING and i.reason_code == inventory.USER_SHUTDOWN for i in found
         )
-        return terminated or name_lock.lost(aws, name, cluster_id)
+        return terminated or name_lock.lost(created.aws, created.name, created.folder.id)
     except Exception:  # nothing may prevent the removal
         return False

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from cloudddp.aws import inventory
-from cloudddp.aws.caller import caller_block
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import remembered, ssh_sources
@@ -19,7 +17,7 @@ from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 
-def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = caller_block) -> str:
+def _current_source(aws: AWS, spec: ClusterSpec) -> str:
     """Return the block that `allow-me` admits: this computer's, or the jump host's.
 
     Raises UsageError if none applies.
@@ -37,21 +35,16 @@ def current_source(aws: AWS, spec: ClusterSpec, caller: Callable[[], str] = call
             hint="the security group admits the ssh_from of its `cloudddp up`",
         )
     without = msgspec.structs.replace(spec, ssh_from=())
-    return ssh_sources(aws, without, caller)[0]
+    return ssh_sources(aws, without)[0]
 
 
-def allow_caller(
-    aws: AWS,
-    spec: ClusterSpec,
-    source: Callable[[AWS, ClusterSpec], str] = current_source,
-    ownership: Ownership | None = None,
-) -> str:
+def allow_caller(aws: AWS, spec: ClusterSpec, ownership: Ownership) -> str:
     """Open SSH to the current address of this computer, or of the jump host, and close it to earlier ones.
 
     Returns the address block. Raises UsageError if the route to the nodes has no such address.
     """
-    groups = _own_groups(aws, spec.name, ownership or Ownership(aws))
-    block = source(aws, remembered(spec, _record(aws, groups)))
+    groups = _own_groups(aws, spec.name, ownership)
+    block = _current_source(aws, remembered(spec, _record(aws, groups)))
     for group in groups:
         blocks = inventory.ingress_blocks(group, spec.ssh_port)
         if block not in blocks:  # the new one first, so that SSH is never closed in between
@@ -66,7 +59,7 @@ def allow_caller(
 
 def _record(aws: AWS, groups: list[dict[str, Any]]) -> ClusterRecord | None:
     """Return what `up` recorded on this computer about the cluster of these groups."""
-    ids = {inventory.resource(aws, "security group", group).cluster_id for group in groups} - {""}
+    ids = {inventory.resource(aws, "security group", group).tags.cluster_id for group in groups} - {""}
     return ClusterFolder(ids.pop()).record() if len(ids) == 1 else None
 
 

@@ -38,14 +38,6 @@ from cloudddp.tags import Tags
 Mine = Callable[[Instance | Resource], bool]
 T = TypeVar("T", Instance, Resource)
 STILL_REMOVING = "still removing everything; this takes a moment"
-_DELETION_ORDER = (
-    "network interface",
-    "volume",
-    "Elastic IP",
-    "placement group",
-    "security group",
-    "key pair",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +50,7 @@ class DownReport:
     others: tuple[Instance | Resource, ...]  # of the same name, but not the caller's
     reasons: tuple[str, ...]
     cost: Cost
-    credentials: CredentialsError | None = None  # why the credentials could no longer be used
-    transient: bool = False  # AWS did not answer a call: the removal may work later
+    error: CloudDDPError | None = None  # that has ended the removal
 
     @property
     def nothing(self) -> bool:
@@ -100,8 +91,7 @@ def down(
         work.left = (*work.left, *unknown)
     except CloudDDPError as error:
         work.reasons.append(error.message)
-        work.credentials = error if isinstance(error, CredentialsError) else None
-        work.transient = isinstance(error, AWSError) and error.transient
+        work.error = error
     return work.report()
 
 
@@ -120,8 +110,7 @@ class _Teardown:
         self._terminated_some = False
         self.left: tuple[Instance | Resource, ...] = ()
         self.reasons: list[str] = []
-        self.credentials: CredentialsError | None = None
-        self.transient = False
+        self.error: CloudDDPError | None = None
 
     def instances(self) -> list[Instance]:
         """Return the instances to remove, as AWS lists them now, terminated ones included."""
@@ -229,7 +218,7 @@ class _Teardown:
     def _delete(self, present: Sequence[Resource]) -> list[AWSError]:
         """Try once to delete these, the key pair last and only if nothing else is left; return the errors."""
         errors: list[AWSError] = []
-        for kind in _DELETION_ORDER:
+        for kind in inventory.KINDS:
             if kind == "key pair" and (errors or (self._known.uncertain and self._settling)):
                 break
             for resource in (one for one in present if one.kind == kind):
@@ -251,8 +240,8 @@ class _Teardown:
         seen_live = [instance for instance in self._seen.values() if instance.live]
         if not left and not self.reasons:
             _record_costs(self._seen.values())
-            ids = {one.cluster_id for one in self._seen.values()}
-            forget(self._aws, (ids | {one.cluster_id for one in self._deleted.values()}) - {""})
+            ids = {one.tags.cluster_id for one in self._seen.values()}
+            forget(self._aws, (ids | {one.tags.cluster_id for one in self._deleted.values()}) - {""})
         return DownReport(
             terminated=tuple(instance for instance in seen_live if instance.id not in left),
             deleted=tuple(resource for resource in self._deleted.values() if resource.id not in left),
@@ -260,17 +249,16 @@ class _Teardown:
             others=tuple(self._others.values()),
             reasons=tuple(self.reasons),
             cost=_cost(self._seen.values()),
-            credentials=self.credentials,
-            transient=self.transient,
+            error=self.error,
         )
 
 
 def _journal_termination(live: Sequence[Instance]) -> None:
-    for one in {instance.cluster_id for instance in live} - {""}:
+    for one in {instance.tags.cluster_id for instance in live} - {""}:
         # The journal is optional; it must not stop the teardown.
         with contextlib.suppress(OSError, UsageError):
             if (folder := ClusterFolder(one)).exists:
-                folder.journal("terminate", ids=[i.id for i in live if i.cluster_id == one])
+                folder.journal("terminate", ids=[i.id for i in live if i.tags.cluster_id == one])
 
 
 def forget(aws: AWS, cluster_ids: set[str]) -> None:
@@ -294,7 +282,7 @@ def forget(aws: AWS, cluster_ids: set[str]) -> None:
 def _by_cluster(seen: Iterable[Instance]) -> dict[str, list[Instance]]:
     clusters: dict[str, list[Instance]] = {}
     for instance in seen:
-        clusters.setdefault(instance.cluster_id, []).append(instance)
+        clusters.setdefault(instance.tags.cluster_id, []).append(instance)
     return clusters
 
 
@@ -340,8 +328,8 @@ def leftovers(report: DownReport) -> Leftovers:
         else "it is not certain that everything was removed"
     )
     text = f"{what}, costing {rate}:\n" + "\n".join(lines) + because
-    if report.credentials is not None:
-        return Leftovers(text, hint=renewal_first(report.credentials, Message("`cloudddp down`")))
+    if isinstance(report.error, CredentialsError):
+        return Leftovers(text, hint=renewal_first(report.error, Message("`cloudddp down`")))
     return Leftovers(
         text, hint="repeat `cloudddp down`; if it fails again, delete these ids in the AWS console"
     )

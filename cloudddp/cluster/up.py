@@ -99,19 +99,7 @@ def up(
             progress(f"left out: {one.what} in {one.region}: {one.reason}")
     confirm([offer.plan(offer.spec, new_identity()[0]) for offer in found], found[0].info)
     market = "prefer" if spec.spot == "prefer" else ""
-
-    def create(offer: Offer, spec: ClusterSpec) -> tuple[Cluster, Plan]:
-        """Plan, for a lifetime that begins now (the user may have taken an hour to answer), and create."""
-        identity, private_key = new_identity()
-        the_plan = offer.plan(spec, identity)
-        files = partial(
-            ClusterFolder(identity.cluster_id).create,
-            _record(offer.aws, spec, the_plan, project, market),
-            private_key=private_key,
-            host_public=identity.host_public,
-        )
-        return _create(offer, spec, the_plan, files, progress, on_ready, dial), the_plan
-
+    create = partial(_create, project=project, market=market, progress=progress, on_ready=on_ready, dial=dial)
     try:
         return UpResult(*create_in_any(offers.look, spec, create, progress))
     except AWSError as error:
@@ -125,22 +113,27 @@ def up(
 def _create(
     offer: Offer,
     spec: ClusterSpec,
-    the_plan: Plan,
-    write_files: Callable[[], None],
+    *,
+    project: str,
+    market: str,
     progress: ProgressCallback,
     on_ready: Callable[[Cluster], None],
     dial: Dial,
-) -> Cluster:
-    """Write the local state, execute the plan and return the cluster when it is ready, or remove what was
-    created.
+) -> tuple[Cluster, Plan]:
+    """Plan, for a lifetime that begins now (the user may have taken an hour to answer), write the local
+    state, execute the plan and return the cluster when it is ready, or remove what was created.
 
     Raises NotLaunched if other zones may have the capacity that was short here.
     """
-    aws, folder, gone = offer.aws, ClusterFolder(the_plan.cluster_id), None
-    created = CreatedResources(aws, spec.name, the_plan, folder, progress)
+    identity, private_key = new_identity()
+    the_plan = offer.plan(spec, identity)
+    aws, folder, gone = offer.aws, ClusterFolder(identity.cluster_id), None
+    record = _record(aws, spec, the_plan, project, market)
+    created = CreatedResources(aws, spec.name, folder, progress, the_plan.launches, the_plan.requests)
     with folder.being_created():
         try:
-            write_files()  # inside: `down` takes a record without this mark for that of a killed `up`
+            # Inside: `down` takes a record without this mark for that of a killed `up`.
+            folder.create(record, private_key=private_key, host_public=identity.host_public)
             created.create()
             cluster = _wait_running(offer, spec, the_plan, created, progress)
             make_ready(aws, cluster, spec, progress, dial)
@@ -152,11 +145,10 @@ def _create(
             folder.forget()
             raise
         except BaseException as error:
-            patient = spec.wait_capacity != "0"
             if isinstance(error, (OSError, CloudDDPError)) and not created.known.nothing:
                 gone = folder.missing()  # before the keys are removed
             try:
-                roll_back(aws, spec.name, the_plan.cluster_id, created, error, progress, patient=patient)
+                roll_back(created, error, patient=spec.wait_capacity != "0")
             except Leftovers as left:
                 raise (
                     left if gone is None else Leftovers(f"{gone} has gone; {left.message}", hint=left.hint)
@@ -167,7 +159,7 @@ def _create(
                 raise
             usd = the_plan.price.hour * billed_hours(time.monotonic() - created.launched)
             raise _accepted(error, aws.region, created.zone, spec, usd) from None
-    return cluster
+    return cluster, the_plan
 
 
 def _accepted(error: BaseException, region: str, zone: str, spec: ClusterSpec, usd: float) -> BaseException:
@@ -214,7 +206,7 @@ def _record(aws: AWS, spec: ClusterSpec, the_plan: Plan, project: str, market: s
         aws.region,
         aws.endpoint,
         iso(the_plan.expires),
-        user=spec.user or the_plan.image.user,
+        user=spec.user or the_plan.context.image.user,
         connect=spec.connect or "",
         proxy_jump=spec.proxy_jump or "",
         proxy_command=spec.proxy_command or "",

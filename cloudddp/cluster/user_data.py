@@ -1,6 +1,7 @@
 """The user data of a node: its first host key and its deadline, as a cloud-config.
 
-The id and the keys of a cluster, and the units that end its nodes, are made here; all else is pure.
+The id and the keys of a cluster are made here; all else depends on the arguments, the units and the script in
+infra/node, and the time scale.
 
 bootcmd arms the deadline: runcmd comes after multi-user.target, so a boot that hangs would never reach it.
 bootcmd runs before sysinit.target, where `shutdown -P +N` fails, since that is a D-Bus call to logind and no
@@ -21,11 +22,11 @@ from __future__ import annotations
 
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from cloudddp.config import timing
-from cloudddp.errors import UsageError
 from cloudddp.files import payload_text
 from cloudddp.ssh.target import generate_key
 
@@ -36,7 +37,7 @@ IDLE_TIMER = "/etc/systemd/system/cloudddp-idle.timer"
 IDLE_SERVICE = "/etc/systemd/system/cloudddp-idle.service"
 IDLE_CHECK = "/etc/cloudddp/idle.sh"
 APT_SETTINGS = "/etc/apt/apt.conf.d/99cloudddp"
-USER_DATA_LIMIT = 16 * 1024  # bytes, before base64 (EC2)
+NEVER = 1e9  # seconds
 
 _APT = """\
 DPkg::Lock::Timeout "600";
@@ -58,36 +59,6 @@ class Identity:
     host_public: str
 
 
-@dataclass(frozen=True, slots=True)
-class IdleGuard:
-    """What ends a node that has been idle for `seconds` (0: never), and after a job that was launched with
-    --down, if its agent was killed: the texts of a timer, its service and a shell script, which looks each
-    `interval` seconds."""
-
-    seconds: float
-    interval: float
-    ssh_port: int
-    timer: str
-    service: str
-    check: str
-
-    @property
-    def files(self) -> list[dict[str, str]]:
-        """The entries of write_files."""
-        interval = min(self.interval, self.seconds / 4) if self.seconds else self.interval
-        values = {
-            "@IDLE@": f"{self.seconds:.0f}",
-            "@EVERY@": f"{max(interval, 1):.0f}",
-            "@PORT@": str(self.ssh_port),
-        }
-        found = []
-        for path, text in ((IDLE_TIMER, self.timer), (IDLE_SERVICE, self.service), (IDLE_CHECK, self.check)):
-            for name, value in values.items():
-                text = text.replace(name, value)
-            found.append({"path": path, "permissions": "0644", "content": text})
-        return found
-
-
 def new_identity() -> tuple[Identity, str]:
     """Return the id and keys of a new cluster, and the private login key, which stays on this computer."""
     login, host = generate_key(), generate_key()
@@ -96,37 +67,52 @@ def new_identity() -> tuple[Identity, str]:
     return identity, login.private
 
 
-def units() -> tuple[str, str]:
-    """Return the texts of the deadline's systemd timer and service."""
-    timer, service = (payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
-    return timer, service
+def idle_files(minutes: float, ssh_port: int) -> list[dict[str, str]]:
+    """Return the files that end a node that has been unused for so many minutes (0: never), or for the grace
+    of a job with --down, as entries of write_files: a timer, its service and a shell script."""
+    limits = timing.current()
+    seconds = limits.minute * minutes or NEVER
+    values = {
+        "@IDLE@": seconds,
+        "@EVERY@": max(min(limits.look, seconds / 4), 1.0),
+        "@ALIVE@": max(limits.dead, 2.0),
+        "@PORT@": ssh_port,
+    }
+    found = []
+    for path, kind in ((IDLE_TIMER, "timer"), (IDLE_SERVICE, "service"), (IDLE_CHECK, "sh")):
+        text = payload_text(f"infra/node/cloudddp-idle.{kind}")
+        for name, value in values.items():
+            text = text.replace(name, f"{value:.0f}")
+        found.append({"path": path, "permissions": "0644", "content": text})
+    return found
 
 
-def idle_guard(minutes: float, ssh_port: int) -> IdleGuard:
-    """Return what ends nodes that are idle for so many minutes (0: never), or whose job was launched with
-    --down."""
-    timer, service, check = (
-        payload_text(f"infra/node/cloudddp-idle.{kind}") for kind in ("timer", "service", "sh")
-    )
-    minute = timing.current().minute
-    return IdleGuard(minute * minutes, minute, ssh_port, timer, service, check)
+def plan_command(user: str, job: str, seconds: float) -> list[str]:
+    """Return the entry of runcmd that gives a replacement the plan of the nodes that stay: the login user's
+    poweroff.json, which the job's agent replaces (infra/node/agent/jobs/poweroff.py)."""
+    text = json.dumps({"job": job, "seconds": float(seconds)})
+    script = f'cd ~{user} && install -d -m 700 -o {user} .cloudddp && echo "$1" > .cloudddp/poweroff.json'
+    return ["sh", "-c", f"{script} && chown {user} .cloudddp/poweroff.json", "sh", text]
 
 
 def user_data(
     identity: Identity,
     created: datetime,
     expires: datetime,
-    units: tuple[str, str],
-    idle: IdleGuard | None = None,
+    idle_minutes: float = 0.0,
+    ssh_port: int = 22,
+    commands: Sequence[list[str]] = (),
 ) -> str:
-    """Return the cloud-config that installs the first host key of a node and arms its deadline.
+    """Return the cloud-config that installs the first host key of a node, arms its deadline, and ends it when
+    it is idle: see idle_files.
 
     It contains no other secret, and that key is worthless once the node is ready. After the first line it is
     JSON, which is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order
     of cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh:
     PER_INSTANCE), so the key that replaced it survives a reboot.
 
-    The timer of `idle` is armed by runcmd, so that it does not fire during the boot.
+    The timer of idle_files is armed by runcmd, so that it does not fire during the boot; `commands` come
+    first.
 
     APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs
     unattended-upgrades in the minutes after the first boot, from taking it and the lock of the package lists,
@@ -134,7 +120,8 @@ def user_data(
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lifetime = str(int((expires - created).total_seconds()))
-    timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in units)
+    texts = (payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service"))
+    timer, service = (u.replace("@DEADLINE@", deadline).replace("@LIFETIME@", lifetime) for u in texts)
     late = (
         f'[ "$(date +%s)" -lt {int(expires.timestamp())} ] || systemctl start --no-block '
         "cloudddp-deadline.service"
@@ -152,19 +139,17 @@ def user_data(
         "write_files": [
             {"path": APT_SETTINGS, "permissions": "0644", "content": _APT},
             {"path": BOOT_CHECK, "permissions": "0755", "content": check},
-            *(idle.files if idle else []),
+            *idle_files(idle_minutes, ssh_port),
         ],
         "runcmd": [
             ["systemctl", "daemon-reload"],
             ["systemctl", "enable", "--now", "cloudddp-deadline.timer"],
-            *([["systemctl", "enable", "--now", "cloudddp-idle.timer"]] if idle else []),
+            *commands,
+            ["systemctl", "enable", "--now", "cloudddp-idle.timer"],
             ["sh", BOOT_CHECK],
         ],
     }
-    text = "#cloud-config\n" + json.dumps(config, indent=1) + "\n"
-    if len(text.encode()) > USER_DATA_LIMIT:
-        raise UsageError(f"user data of {len(text)} bytes exceeds EC2's limit of {USER_DATA_LIMIT}")
-    return text
+    return "#cloud-config\n" + json.dumps(config, indent=1) + "\n"
 
 
 def _unless_it_exists(path: str, text: str) -> str:

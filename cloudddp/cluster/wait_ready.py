@@ -21,6 +21,7 @@ from cloudddp.cluster.preconditions import hint_of_end
 from cloudddp.config import timing
 from cloudddp.config.spec import ClusterSpec, connection_mode
 from cloudddp.errors import AWSError, CloudDDPError, Message, NodeError, ProgressCallback, StepUpdate
+from cloudddp.formats import counted
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import node_list, one_line
 
@@ -126,10 +127,10 @@ def make_ready(
     runner = connect(cluster, spec, patience, meanwhile, progress=progress, dial=dial)
     progress(StepUpdate("SSH answers on every node"))
     try:
-        checking = (
-            "checking GPUs, interfaces and the deadline on every node: waits until it has "
-            f"booted{_gpu_wait(expected)}"
-        )
+        checking = "checking GPUs, interfaces and the deadline on every node: waits until it has booted"
+        if expected.gpus:
+            count = counted(expected.gpus, "GPU")
+            checking += f", then up to {timing.current().gpus:.0f} s for its {count}"
         progress(checking)
         stages = _Stages(checking, cluster.nodes, progress)
         left = max(patience - (time.monotonic() - began), _LEAST_BOOT_SECONDS)
@@ -206,16 +207,6 @@ class _Stages:
             self._progress(StepUpdate(f"{self._step}; waiting for {shown}"))
 
 
-def _gpu_wait(expected: _Hardware) -> str:
-    """Return how long a node that has booted is given to show its GPUs, to continue a sentence; '' without
-    GPUs."""
-    if not expected.gpus:
-        return ""
-    return (
-        f", then up to {timing.current().gpus:.0f} s for its {expected.gpus} GPU{'s' * (expected.gpus > 1)}"
-    )
-
-
 def _other_machines(question: str) -> str:
     return Message(
         "other machines may be whole: `cloudddp up`, after `cloudddp down` if the cluster still exists; "
@@ -283,8 +274,9 @@ def _while_booting(
         found = {i.id: i for i in inventory.instances(aws, inventory.with_id(cluster.id))}
         for rank, node in cluster.nodes.items():
             now = found.get(node.id)
-            if now is not None and not now.live:
-                raise NodeError(f"node {rank} ({node.id}) ended while booting: {now.reason or now.state}")
+            if now is not None and now.state not in ("pending", "running"):
+                how = "was stopped" if now.live else "ended"
+                raise NodeError(f"node {rank} ({node.id}) {how} while booting: {now.reason or now.state}")
 
     return check
 

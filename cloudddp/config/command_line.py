@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from cloudddp.errors import UsageError
 from cloudddp.text import one_line
@@ -135,27 +135,22 @@ def read_env_file(name: str) -> dict[str, str]:
     path = Path(name)
     try:
         with path.open("rb") as file:
-            data = _contents(file, name)
+            data = file.read(MAX_ENV_FILE + 1)
     except OSError as error:
         raise UsageError(f"--env-file {name}: {error.strerror}", hint="give the path of a file") from None
     except ValueError:  # a NUL in the path
         raise UsageError(f"--env-file {name!r} is not a path", hint="give the path of a file") from None
+    if len(data) > MAX_ENV_FILE:
+        raise UsageError(
+            f"--env-file {name} is larger than {MAX_ENV_FILE >> 20} MiB",
+            hint="give a file of NAME=VALUE lines",
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         number = data.count(b"\n", 0, error.start) + 1
         raise UsageError(f"--env-file {name}, line {number}: not UTF-8", hint="save it as UTF-8") from None
     return parse_env_file(text, f"--env-file {name}")
-
-
-def _contents(file: BinaryIO, name: str) -> bytes:
-    data = file.read(MAX_ENV_FILE + 1)
-    if len(data) > MAX_ENV_FILE:
-        raise UsageError(
-            f"--env-file {name} is larger than {MAX_ENV_FILE >> 20} MiB",
-            hint="give a file of NAME=VALUE lines",
-        )
-    return data
 
 
 def parse_env_file(text: str, origin: str) -> dict[str, str]:

@@ -38,19 +38,13 @@ def check_connection(spec: ClusterSpec) -> None:
             f'cluster.connect is "{spec.connect}", but cluster.proxy_jump is set',
             hint='leave out one of them; proxy_jump means connect = "jump"',
         )
-    if (
-        spec.proxy_jump is not None
-        and not 0 < int(spec.proxy_jump.rpartition(":")[2] or 0 if _has_port(spec.proxy_jump) else 22) < 65536
-    ):
+    port = re.search(r":(\d+)\Z", spec.proxy_jump or "")
+    if port is not None and not 0 < int(port[1]) < 65536:
         raise UsageError(f"cluster.proxy_jump: no such port: {spec.proxy_jump}", hint="allowed: 1 to 65535")
     for token in _TOKEN.findall(spec.proxy_command or ""):
         if token not in TOKENS:
             known = ", ".join(f"{name} ({meaning})" for name, meaning in TOKENS.items())
             raise UsageError(f"cluster.proxy_command: unknown token {token}", hint=f"known: {known}")
-
-
-def _has_port(jump: str) -> bool:
-    return re.search(r":\d+\Z", jump) is not None and not jump.endswith("]")
 
 
 def expand_proxy_command(command: str, values: Mapping[str, str]) -> str:

@@ -62,8 +62,10 @@ with open(own + "/of_the_image.pth", "w") as file:
 # setuptools would add modules that were removed to a wheel again, from the `build` folder of the last one.
 _BEGIN = """\
 set -eo pipefail; unset VIRTUAL_ENV
-export DIST_EXTRA_CONFIG=$(mktemp)
-printf '[build]\\nbuild_base=%s\\n' "$(mktemp -d)" > "$DIST_EXTRA_CONFIG"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+export DIST_EXTRA_CONFIG=$work/setup.cfg
+printf '[build]\\nbuild_base=%s\\n' "$work/build" > "$DIST_EXTRA_CONFIG"
 """
 # For this user, beside the packages of the operating system, where that manages its Python (PEP 668).
 _PIP = f"""\
@@ -185,7 +187,7 @@ def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> st
         wanted = f'"$HOME"{shlex.quote(python[1:])}' if python.startswith("~/") else shlex.quote(python)
     is_project = posixpath.basename(name) == PROJECT
     what = f"-e {_project(spec, folder)}" if is_project else f"-r {shlex.quote(name)}"
-    kept = f'"$python" -c {shlex.quote(_KEPT)} > "$kept"' if keeps_torch(spec, inputs) else ":"
+    kept = f'"$python" -c {shlex.quote(_KEPT)}' if keeps_torch(spec, inputs) else ":"
     archives = " ".join(
         f"{shlex.quote(one)}{'' if one.endswith('.whl') else '/*.whl'}"
         for one in inputs.whole
@@ -197,9 +199,9 @@ def _pip(spec: SetupSpec, folder: str, inputs: PackageInputs, python: str) -> st
         f"{_ready(spec.wheels)}"
         f'rebuilt=$("$python" -c {shlex.quote(_REBUILT)} {archives})\n'
         '[ -z "$rebuilt" ] || "${pip[@]}" uninstall -qy $rebuilt\n'
-        f"kept=$(mktemp); {kept}\n"
+        f'{kept} > "$work/kept"\n'
         # What is there already fills a screen for each node.
-        f'"${{pip[@]}}" install{_offline(spec.wheels)} -c "$kept" {what} | '
+        f'"${{pip[@]}}" install{_offline(spec.wheels)} -c "$work/kept" {what} | '
         "sed -u '/^Requirement already satisfied/d'"
     )
 

@@ -38,9 +38,8 @@ class Timing:
     alone: float = 120.0  # for ranks to connect to another node, before a node without connections is named
     straggler: float = 30.0  # for which a rank stays slower than the others, until it is reported
 
-    # For which a launch puts off the planned end of the nodes, for its sync and setup.
-    launch_hold: float = 3600.0
-    failed_launch: float = 600.0  # after a launch with --down that has failed, until the nodes end, at least
+    look: float = 15.0  # between two looks of a node whether it is used, at most
+    failed_launch: float = 600.0  # without a use, after a launch with --down has failed, until the nodes end
 
     copy: float = 3600.0  # in which a node copies results to S3, before it powers off
     copy_stalled: float = 60.0  # without progress until it gives up

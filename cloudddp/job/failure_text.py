@@ -10,7 +10,7 @@ from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
 from cloudddp.agent.protocol.last_error import LastError
 from cloudddp.agent.protocol.sentences import what_failed
 from cloudddp.agent.protocol.stacks import named_ranks
-from cloudddp.job.outcome import ExitedRank, JobStatus, concluded, outcome, rebooted
+from cloudddp.job.outcome import ExitedRank, JobStatus, outcome, rebooted
 from cloudddp.text import one_line
 
 LONGEST_DETAIL = 300  # characters of what a program wrote
@@ -41,13 +41,17 @@ def cause(states: Mapping[int, JobState]) -> str:
     found = outcome(states)
     if found.status in (JobStatus.SUCCEEDED, JobStatus.CANCELLED) or not found.status.ended:
         return ""
-    verdict = concluded(states)
-    if verdict is not None:
-        return why(verdict, states)
-    if setups := [(one.rebooted is None, node) for node, one in states.items() if one.setup]:
-        _, node = min(setups)  # of several, one that was rebooted: the others were stopped because of it
-        return setup_ending(node, states[node])
-    return str(found.failures[0]) if found.failures else ""
+    if found.verdict is not None:
+        return why(found.verdict, states)
+    node = failed_setup(states)
+    return "" if node is None else setup_ending(node, states[node])
+
+
+def failed_setup(states: Mapping[int, JobState]) -> int | None:
+    """Return the node on which the setup of a job has failed; None for none."""
+    # Of several, one that was rebooted: the others were stopped because of it.
+    setups = [(one.rebooted is None, node) for node, one in states.items() if one.setup]
+    return min(setups)[1] if setups else None
 
 
 def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:

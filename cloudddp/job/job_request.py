@@ -71,7 +71,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """`poweroff`: minutes after the end of the job at which the nodes power off; None: they do not. `keep`:
+    """`poweroff`: minutes without a use after the job, until the nodes end; None: they do not. `keep`:
     likewise after a stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues,
     or ''."""
 

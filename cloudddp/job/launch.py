@@ -37,7 +37,7 @@ from cloudddp.job import start_ranks as starting
 from cloudddp.job.cancel import abort_launch
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.job.job_request import NewJob, Script, find_script, localhost_line
-from cloudddp.job.poweroff import Hold
+from cloudddp.job.poweroff import note_started, plan_before_start
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.ranks import Host, NodePlan
@@ -111,7 +111,6 @@ def launch(
     *,
     root: Path,
     progress: Progress,
-    hold: Hold,
     secret_files: Iterable[Path] = (),
     origin: Origin = UNKNOWN,
     on_setup_line: OnSetupLine = lambda _node, _line: None,
@@ -126,8 +125,7 @@ def launch(
     block.
 
     Raises UsageError, NodeError. If a node cannot start, what the others have started is stopped again; after
-    an interrupt that is up to the caller, with `cancel.abort_launch`. The caller releases `hold` after any
-    failure.
+    an interrupt that is up to the caller, with `cancel.abort_launch`.
     """
     ranks.nproc(config.job, [0] * len(cluster.nodes))
     require_efa = config.cluster.require_efa or cluster.require_efa
@@ -142,7 +140,7 @@ def launch(
     )
     check_nodes(cluster, probes, config, progress)  # before the files of a job that still runs are changed
     origin.check(probes)
-    hold.begin(runner, probes)
+    plan_before_start(runner, cluster, job)
     ranks.nproc(config.job, [probes[node].gpus for node in sorted(probes)])
     versions = sync.update(runner, cluster, probes, config, files, progress, origin, job=job.id)
     addresses = {node: cluster.nodes[node].private_ip for node in probes}
@@ -158,27 +156,17 @@ def launch(
     except Exception:  # some nodes may have started
         _abort(runner, job.id, progress)
         raise
+    note_started(cluster, job)
     return Sending(runner, cluster, started if config.job.stall_minutes else {}, progress)
 
 
-def _check_efa(probes: Mapping[int, ProbeReply], *, tagged: bool) -> None:
-    """Raise NodeError for a node without an EFA device. `tagged`: the cluster was created with them."""
-    for node, reply in probes.items():
-        if not reply.efa:
-            raise NodeError(
-                f"node {node} shows no EFA device (fi_info -p efa)",
-                hint=(
-                    Message(
-                        "the cluster was created with --require-efa: `cloudddp down` and `cloudddp up` "
-                        "replace its machines; `cloudddp exec -- 'fi_info -p efa'` shows the reason"
-                    )
-                    if tagged
-                    else Message(
-                        "create the cluster with `cloudddp up --require-efa`, or set require_efa = false in "
-                        "cloudddp.toml"
-                    )
-                ),
-            )
+_EFA_OF_CLUSTER = Message(
+    "the cluster was created with --require-efa: `cloudddp down` and `cloudddp up` replace its machines; "
+    "`cloudddp exec -- 'fi_info -p efa'` shows the reason"
+)
+_EFA_OF_SETTINGS = Message(
+    "create the cluster with `cloudddp up --require-efa`, or set require_efa = false in cloudddp.toml"
+)
 
 
 def check_nodes(
@@ -186,14 +174,17 @@ def check_nodes(
 ) -> None:
     """Raise CloudDDPError where a job runs, NodeError for a node that lacks EFA, GPUs or Python; report
     clocks that differ."""
-    if config.cluster.require_efa or cluster.require_efa:
-        _check_efa(probes, tagged=cluster.require_efa)
     now = datetime.now(UTC).timestamp()
     for node, reply in probes.items():
         for job in reply.running:
             raise CloudDDPError(
                 f"job {job} is still running on node {node}",
                 hint=f"`cloudddp logs -f {q(job)}` follows it, `cloudddp cancel {q(job)}` stops it",
+            )
+        if (config.cluster.require_efa or cluster.require_efa) and not reply.efa:
+            raise NodeError(
+                f"node {node} shows no EFA device (fi_info -p efa)",
+                hint=_EFA_OF_CLUSTER if cluster.require_efa else _EFA_OF_SETTINGS,
             )
         # One rank on the CPU would start instead.
         if reply.gpus < cluster.gpus and not config.cluster.allow_cpu:
@@ -326,7 +317,7 @@ def _set_up_nodes(
                 on_line(node, line)
 
     try:
-        return client.run_on_all(runner, requests, timeout=None, on_stderr=show).all()
+        return client.call_all(runner, requests, timeout=None, on_stderr=show)
     finally:
         for node in requests:
             show(node, b"", last=True)

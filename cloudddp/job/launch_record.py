@@ -64,7 +64,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     passed: _Texts = ()
     env_files: _Texts = ()
     nodes: _Texts = ()  # ids of the instances
-    poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes after the end: `launch --down`
+    poweroff: Annotated[float, Meta(ge=0, le=1e6)] | None = None  # minutes without a use: `launch --down`
     keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP_MINUTES  # minutes after a stall: on_stall = "down"
     resumed_from: _Text = ""
     continues: _Texts = ()  # the jobs whose results were on the nodes, the oldest first

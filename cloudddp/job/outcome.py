@@ -10,12 +10,10 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from math import inf
 
-from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, RankRecord, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, JobState, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
-from cloudddp.agent.protocol.sentences import signal_name
 
 
 def seconds(jobs: Iterable[JobState]) -> float | None:
@@ -39,11 +37,6 @@ class JobStatus(StrEnum):
     PREEMPTED = "preempted"
     UNKNOWN = "unknown"  # all connections were lost; the job may still be running
 
-    @classmethod
-    def of(cls, phase: JobPhase) -> JobStatus:
-        """Return the status that corresponds to the phase of a job on one node."""
-        return cls(phase.value)
-
     @property
     def ended(self) -> bool:
         return self not in (JobStatus.SETUP, JobStatus.STARTING, JobStatus.RUNNING, JobStatus.UNKNOWN)
@@ -59,26 +52,6 @@ _PRECEDENCE = (
     JobStatus.FAILED,
     JobStatus.SUCCEEDED,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RankFailure:
-    """A rank that did not exit with 0. `ended` is in seconds since the epoch, by its node's clock."""
-
-    rank: int
-    node: int
-    exit_code: int
-    signal: int | None  # Linux's number of the signal that killed it
-    ended: float
-    stopped: bool = False  # killed by SIGTERM while cloudddp stopped the job: not a cause
-
-    def __str__(self) -> str:
-        how = (
-            f"was killed by {signal_name(self.signal)}"
-            if self.signal
-            else f"exited with code {self.exit_code}"
-        )
-        return f"rank {self.rank} on node {self.node} {how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,36 +76,34 @@ def exited_ranks(states: Mapping[int, JobState]) -> tuple[ExitedRank, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The status of a job. `exit_code` is None while it runs, and where no rank's own failure explains its
-    end."""
+    """The status of a job. `exit_code` is None while it runs, and where no node knows it; so is `verdict`."""
 
     status: JobStatus
     exit_code: int | None
-    failures: tuple[RankFailure, ...]  # by time
+    verdict: Verdict | None
     training: TrainingStatus | None
 
 
 def outcome(states: Mapping[int, JobState]) -> JobOutcome:
     """Return the status of a job from its state on each node (at least one).
 
-    A job is not cancelled but failed if a rank failed before the cancel.
+    Every node records a verdict before the end of a job whose ranks have started.
     """
     states = {node: checked(state) for node, state in states.items()}
+    training = TrainingStatus.from_replies(state.training for state in states.values())
     verdict = concluded(states)
     if verdict is not None:
-        return _of_verdict(verdict, states)
-    reported = {JobStatus.of(state.phase) for state in states.values()}
+        status = JobStatus(verdict.phase.value)
+        saved = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
+        noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
+        if status is JobStatus.FAILED and (noticed or saved):
+            status = JobStatus.PREEMPTED
+        return JobOutcome(status, verdict.exit_code, verdict, training)
+    reported = {JobStatus(state.phase.value) for state in states.values()}
     status = next(status for status in _PRECEDENCE if status in reported)
-    failures = _failures(states)
-    cause = next((failure for failure in failures if not failure.stopped), None)
-    if status is JobStatus.CANCELLED:
-        cause = next((failure for failure in failures if failure.ended < cancelled_at(states.values())), None)
-        status = JobStatus.CANCELLED if cause is None else JobStatus.FAILED
-    training = TrainingStatus.from_replies(state.training for state in states.values())
-    exit_code = _exit_code(status, cause, states.values())
-    if status is JobStatus.FAILED and exit_code == PREEMPTED_EXIT_CODE and training and training.preempted:
-        status = JobStatus.PREEMPTED
-    return JobOutcome(status, exit_code, failures, training)
+    codes = [state.exit_code for state in states.values() if state.exit_code and status.ended]
+    exit_code = next(iter(codes), 0 if status is JobStatus.SUCCEEDED else None)
+    return JobOutcome(status, exit_code, None, training)
 
 
 def leaving(states: Mapping[int, JobState]) -> int | None:
@@ -150,59 +121,41 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
     guard, which knows only that its supervisor was killed, counts where there is no other. A success that a
     node's own ranks contradict is none: a rank can write any file of its user.
     """
-    for _, state in sorted(
-        states.items(),
-        key=lambda item: (item[1].verdict is not None and item[1].verdict.is_of_guard, item[0]),
-    ):
-        if state.verdict is not None:
-            if state.verdict.phase is JobPhase.SUCCEEDED and any(
-                one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values()
-            ):
-                continue
-            return state.verdict
-    return None
+    failed = any(one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values())
+    found = [
+        (one.verdict.is_of_guard, node, one.verdict)
+        for node, one in states.items()
+        if one.verdict is not None and not (failed and one.verdict.phase is JobPhase.SUCCEEDED)
+    ]
+    return min(found, key=lambda one: one[:2])[2] if found else None
 
 
 def concluded(states: Mapping[int, JobState]) -> Verdict | None:
     """Return the verdict of a job: the one that the nodes have agreed on; or, where none is left that could
-    give one, that the agent of the first such node has ended. None while a node may still decide, and for a
-    job whose records are unreadable.
+    give one, that a rank has failed, or that the agent of the first such node has ended. None while a node
+    may still decide, and for a job whose records are unreadable.
 
-    A rank that failed before its agent ended is the cause, and no verdict is needed to know it. One that was
-    killed by SIGKILL may have been killed with the agent.
+    A rank that failed before its agent ended is the cause. One that was killed by SIGKILL may have been
+    killed with the agent.
     """
     verdict = agreed(states)
-    lost = [node for node, state in sorted(states.items()) if _is_abandoned(state)]
-    if verdict is not None or not lost:
+    if verdict is not None or not all(state.phase.ended for state in states.values()):
         return verdict
-    known = any(
-        state.phase is JobPhase.CANCELLED
-        or state.cancelled is not None
-        or any(map(_failed_alone, state.ranks))
-        for state in states.values()
-    )
-    if known or not all(state.phase.ended for state in states.values()):
+    failed = [
+        (rank.ended, node, rank)
+        for node, state in states.items()
+        for rank in state.ranks
+        if rank.exit_code and rank.ended is not None and not rank.asked and rank.signal != signal.SIGKILL
+    ]
+    if failed:
+        _, node, rank = min(failed, key=lambda one: one[:2])
+        first = Failure(node, Cause.RANK, rank.rank, rank.exit_code, rank.signal)
+        return Verdict(JobPhase.FAILED, rank.exit_code or 1, node, first)
+    lost = [node for node, one in states.items() if one.phase is JobPhase.LOST and one.node is not None]
+    cancelled = any(one.phase is JobPhase.CANCELLED or one.cancelled is not None for one in states.values())
+    if cancelled or not lost:
         return None
-    return Verdict(JobPhase.FAILED, 1, lost[0], Failure(lost[0], Cause.AGENT))
-
-
-def _is_abandoned(state: JobState) -> bool:
-    """Whether the agent of a node has ended without recording the end of the job."""
-    return state.phase is JobPhase.LOST and state.node is not None
-
-
-def _failed_alone(rank: RankRecord) -> bool:
-    return bool(rank.exit_code) and not rank.asked and rank.signal != signal.SIGKILL
-
-
-def _of_verdict(verdict: Verdict, states: Mapping[int, JobState]) -> JobOutcome:
-    training = TrainingStatus.from_replies(state.training for state in states.values())
-    status = JobStatus.of(verdict.phase)
-    saved = verdict.exit_code == PREEMPTED_EXIT_CODE and training is not None and training.preempted
-    noticed = verdict.first is not None and verdict.first.cause is Cause.NOTICE
-    if status is JobStatus.FAILED and (noticed or saved):
-        status = JobStatus.PREEMPTED
-    return JobOutcome(status, verdict.exit_code, _failures(states), training)
+    return Verdict(JobPhase.FAILED, 1, min(lost), Failure(min(lost), Cause.AGENT))
 
 
 def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
@@ -212,67 +165,15 @@ def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
     return {node: at for node, at in found.items() if at is not None}
 
 
-def _failures(states: Mapping[int, JobState]) -> tuple[RankFailure, ...]:
-    found = [
-        RankFailure(
-            rank=rank.rank,
-            node=node,
-            exit_code=rank.exit_code,
-            signal=rank.signal,
-            ended=rank.ended,
-            stopped=state.stopping and rank.signal == signal.SIGTERM,
-        )
-        for node, state in states.items()
-        for rank in state.ranks
-        if rank.exit_code and rank.ended is not None
-    ]
-    return tuple(sorted(found, key=lambda failure: failure.ended))
-
-
-def _exit_code(status: JobStatus, cause: RankFailure | None, states: Iterable[JobState]) -> int | None:
-    states = list(states)
-    if not status.ended:
-        return None
-    if status is JobStatus.FAILED and any(state.ranks for state in states):
-        return cause.exit_code if cause else None
-    codes = [state.exit_code for state in states if state.exit_code]
-    return next(iter(codes), 0 if status is JobStatus.SUCCEEDED else None)
-
-
-def cancelled_at(states: Iterable[JobState]) -> float:
-    """Return when a job was cancelled first, in seconds since the epoch by its node's clock; inf if it was
-    not."""
-    return min((state.cancelled for state in states if state.cancelled is not None), default=inf)
-
-
-def as_failed(state: JobState) -> JobState:
-    """Return the state of a job on a node that is lost: if it has not ended there, it has failed."""
-    return state if state.phase.ended else replace(state, phase=JobPhase.FAILED)
-
-
 def checked(state: JobState) -> JobState:
     """Return the state of a job on a node, as failed if it reports success although not every rank exited
     with 0: no agent does that, but a rank can replace the agent."""
-    if state.phase is JobPhase.SUCCEEDED and not (state.ranks and ranks_succeeded(state)):
+    codes = [rank.exit_code for rank in state.ranks]
+    if state.phase is JobPhase.SUCCEEDED and not (codes and codes == [0] * (state.expected or 0)):
         return replace(state, phase=JobPhase.FAILED)
     return state
-
-
-def ranks_succeeded(state: JobState) -> bool:
-    """Whether every rank of a node has started, and exited with 0."""
-    return len(state.ranks) == state.expected and all(rank.exit_code == 0 for rank in state.ranks)
 
 
 def ranks_expected(states: Iterable[JobState]) -> int:
     """Return how many ranks a job has on the nodes that have reported its state."""
     return sum(len(state.ranks) if state.expected is None else state.expected for state in states)
-
-
-def ranks_ended(states: Iterable[JobState]) -> int:
-    return sum(rank.exit_code is not None for state in states for rank in state.ranks)
-
-
-def failed_node(states: Mapping[int, JobState]) -> tuple[int, JobState]:
-    """Return the node on which the job failed first, and its state there."""
-    failed = [(node, state) for node, state in states.items() if state.phase is not JobPhase.SUCCEEDED]
-    return min(failed, key=lambda item: inf if item[1].ended is None else item[1].ended)

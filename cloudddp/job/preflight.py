@@ -22,7 +22,6 @@ from cloudddp.config.spec import Config, JobSpec, SetupSpec
 from cloudddp.errors import NodeError
 from cloudddp.files import payload_text
 from cloudddp.job import cancel, launch, start_ranks
-from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.sync import Progress
@@ -93,7 +92,7 @@ def _follow(runner: Runner, cluster: Cluster, job: NewJob, measured: list[Measur
         if (found := read(line)) is not None and set(found.nodes) <= cluster.nodes.keys():
             measured.append(found)
 
-    with closing(JobFollower(runner, job.id, cluster.nodes, Policy(), on_line=take)) as follower:
+    with closing(JobFollower(runner, job.id, cluster.nodes, on_line=take)) as follower:
         result = follower.run()
     if result.status != "succeeded":
         last = "".join(f"\n  | {one_line(line)}" for line in result.last_lines)

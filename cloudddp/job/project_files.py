@@ -26,13 +26,10 @@ from cloudddp.agent.protocol.manifest import (
     LINK,
     MAX_FILES,
     Entry,
-    Folder,
     Manifest,
     entry_of,
-    folder_digests,
     manifest_digest,
     manifest_to_wire,
-    nested,
 )
 from cloudddp.config import package_inputs, packages, project, spec
 from cloudddp.config.spec import Config
@@ -131,18 +128,9 @@ class Snapshot:
         return "/".join(found)
 
     @functools.cached_property
-    def folders(self) -> dict[str, Folder]:
-        """The manifest by folder, in wire form."""
-        return nested(manifest_to_wire(self.manifest))
-
-    @functools.cached_property
-    def folder_digests(self) -> dict[str, str]:
-        """A digest for each folder, equal for equal ones; a node computes the same."""
-        return folder_digests(self.folders)
-
-    @property
     def digest(self) -> str:
-        return manifest_digest(self.folder_digests)
+        """Equal for equal manifests; a node computes the same."""
+        return manifest_digest(manifest_to_wire(self.manifest))
 
 
 @timings.span("project files")

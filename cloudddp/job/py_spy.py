@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import secrets
 import sys
 import sysconfig
 import threading
@@ -24,10 +23,8 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import ReceiveReply
 from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.stacks import MAX_DUMPS, MAX_STACKS, TOOLS, StacksReply, StacksRequest
 from cloudddp.agent.protocol.start import StartReply
-from cloudddp.agent.protocol.transfer import Listing
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError
@@ -52,26 +49,13 @@ class Tool:
 
     def send(
         self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[str], None]
-    ) -> Outcome[ReceiveReply | None]:
+    ) -> Outcome[ReceiveReply]:
         """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if
         it cannot be read."""
         info = self.path.stat()
         entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
-        # Any port that is likely to be free: if it is not, the nodes get it from here.
-        chain = [
-            Peer(node, address, PORTS[0] + secrets.randbelow(PORTS[1] - PORTS[0]))
-            for node, address in sorted(addresses.items())
-        ]
-        listing = Listing({"": {self.path.name: entry}})
-        return Transfer(
-            runner,
-            self.path.parent,
-            listing,
-            chain,
-            project=TOOLS,
-            approve=lambda _node, _wants: None,
-            note=progress,
-        ).run()
+        files = {self.path.name: entry}
+        return Transfer(runner, self.path.parent, files, addresses, project=TOOLS, note=progress).run()
 
 
 def local() -> Tool | None:
@@ -157,7 +141,7 @@ def gather_stacks(
 ) -> dict[int, StacksReply]:
     """Return the stacks of the ranks that run, by node.
 
-    Raises NodeError; NoSuchJob if a node does not know the job.
+    Raises NodeError; RefusedByAgent if a node does not know the job.
     """
     tool = local()
     replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
@@ -187,4 +171,4 @@ def analyzed_dumps(runner: Runner, job_id: str, found: Mapping[int, StacksReply]
 
 def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:
     requests = dict.fromkeys(nodes, request)
-    return client.run_on_all(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS).all()
+    return client.call_all(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS)

@@ -42,35 +42,22 @@ _TIME = re.compile(r"(?:(?P<days>\d{1,5})-)?(?P<fields>\d{1,7}(?::\d{1,2}){0,2})
 _EXTRA = re.compile(r"--[a-z][a-z0-9-]*(?:=[A-Za-z0-9_.,:;@%+=/*&|()\[\]!~^<>-]+)?", re.ASCII)
 
 
-@dataclass(frozen=True, slots=True)
-class Limit:
-    """What a value in an #SBATCH line may be: `allowed` states the pattern in words."""
-
-    option: str
-    pattern: str
-    allowed: str
-
-    def check(self, value: str | None) -> None:
-        """Raise UsageError for another value."""
-        if value is not None and not re.fullmatch(self.pattern, value, re.ASCII):
-            raise UsageError(
-                f"{self.option} {one_line(repr(value), 100)} is not allowed", hint=f"allowed: {self.allowed}"
-            )
-
-
 _NAME = "1 to 100 letters, digits and _.@:+-, beginning with a letter, a digit or _"
+# What a value in an #SBATCH line may be: its option, its pattern, and that in words.
 _LIMITS = {
-    "job_name": Limit("--job-name", r"\w[\w.@:+-]{0,99}", _NAME),
-    "partition": Limit(
+    "job_name": ("--job-name", r"\w[\w.@:+-]{0,99}", _NAME),
+    "partition": (
         "--partition",
         r"\w[\w.@:+,-]{0,199}",
         "names of partitions, separated by commas, such as gpu,gpu-long",
     ),
-    "account": Limit("--account", r"\w[\w.@:+-]{0,99}", _NAME),
-    "gpus_per_node": Limit(
-        "--gpus-per-node", r"(\w[\w.-]{0,63}:)?\d{1,3}", "a number, or a type and a number such as a100:4"
+    "account": ("--account", r"\w[\w.@:+-]{0,99}", _NAME),
+    "gpus_per_node": (
+        "--gpus-per-node",
+        r"(\w[\w.-]{0,63}:)?\d{1,3}",
+        "a number, or a type and a number such as a100:4",
     ),
-    "mem": Limit("--mem", r"\d{1,9}[KMGT]?", "an amount per node such as 64G; 0 is all of the node's memory"),
+    "mem": ("--mem", r"\d{1,9}[KMGT]?", "an amount per node such as 64G; 0 is all of the node's memory"),
 }
 # Options that the script itself sets: a second value would contradict what it does.
 _OWN = {
@@ -116,8 +103,11 @@ class SlurmOptions:
     extra: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name, limit in _LIMITS.items():
-            limit.check(getattr(self, name))
+        for name, (option, pattern, allowed) in _LIMITS.items():
+            value = getattr(self, name)
+            if value is not None and not re.fullmatch(pattern, value, re.ASCII):
+                shown = one_line(repr(value), 100)
+                raise UsageError(f"{option} {shown} is not allowed", hint=f"allowed: {allowed}")
         if self.time is not None and _seconds(self.time) is None:
             raise UsageError(
                 f"--time {one_line(repr(self.time), 100)} is not a time limit",

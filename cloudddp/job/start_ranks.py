@@ -14,7 +14,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Unreachable
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.snapshots import SnapshotSearch, matches
+from cloudddp.agent.protocol.sharing import SnapshotSearch, matches
 from cloudddp.agent.protocol.start import MAX_LEFT, Container, Deadline, OnStall, StartReply, StartRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
@@ -87,7 +87,7 @@ def start(
         )
         for plan in plans
     }
-    replies = client.call_all(runner, lambda node: requests[node])
+    replies = client.call_all(runner, requests)
     _record_laps(replies)
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:

@@ -40,8 +40,9 @@ class JobRecord:
     rank_zero: int | None  # the node that runs rank 0
     ranks: int  # how many there are when all have started, on the nodes that answered
     training: TrainingStatus | None = None  # where the training is, if the script reports it
-    poweroff: float | None = None  # seconds after its end at which its nodes end; None: they do not
-    ends: float | None = None  # when its nodes will end, once it has ended
+    poweroff: float | None = None  # seconds without a use after it, until its nodes end
+    grace: float | None = None  # once it has ended: seconds without a use after which the first node ends
+    unused: float = 0.0  # for how many seconds that one was unused when it answered
     resumed_from: str = ""  # the job that it continues
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
     stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
@@ -73,7 +74,7 @@ def list_jobs(
     more than `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an
     error, too."""
     replies = client.call_all(
-        runner, lambda _: JobsRequest(), timeout=seconds, limit=MAX_LISTING, silent=silent
+        runner, dict.fromkeys(runner.nodes, JobsRequest()), timeout=seconds, limit=MAX_LISTING, silent=silent
     )
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():
@@ -118,6 +119,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         states = {node: replace(state, verdict=None) for node, state in states.items()}
     found = outcome(states)
     reported = states.values()
+    ending = [(one.grace - one.unused, one) for one in reported if one.grace is not None]
+    first = min(ending, key=lambda one: one[0])[1] if ending else None
     return JobRecord(
         id=job_id,
         status=found.status,
@@ -132,7 +135,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         ranks=sum(one.expected or 0 for one in reported),
         training=found.training,
         poweroff=max((one.poweroff for one in reported if one.poweroff is not None), default=None),
-        ends=min((one.ends for one in reported if one.ends is not None), default=None),
+        grace=first.grace if first is not None else None,
+        unused=first.unused if first is not None else 0.0,
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
         stragglers=_stragglers(reported),
         stall=_stall(reported),

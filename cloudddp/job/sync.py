@@ -5,31 +5,32 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 
 from __future__ import annotations
 
+import functools
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudddp import timings
-from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import REPLACED, Kept, ReceiveReply, ReceiveRequest
-from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
-from cloudddp.agent.protocol.manifest import MAX_FILES, MAX_LISTED, Manifest, path_from_wire
-from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.transfer import Listing, Wants
+from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.manifest import Entry, Manifest, path_from_wire
+from cloudddp.agent.protocol.sharing import WIDTH
+from cloudddp.agent.protocol.transfer import PART_SIZE, Known, Wants
+from cloudddp.agent.protocol.writing import FILE, known_of
 from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Message, StepUpdate, UsageError, inert, q
-from cloudddp.job.file_contents import Contents
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.transfer import Transfer
 from cloudddp.text import one_line, size_of
 
 Progress = Callable[[str], None]
+Listed = Sequence[tuple[str, Entry]]
 
 SHOWN = 3  # files that are named
 REPORT = 5.0  # seconds between two lines about a transfer that lasts
@@ -98,49 +99,40 @@ def update(
     files on each node. Raises UsageError, NodeError.
     """
     versions = {node: reply.version for node, reply in probes.items()}
-    theirs = {node: reply.folders for node, reply in probes.items() if reply.folders is not None}
-    others = origin.others(probes)
-    theirs.update({node: theirs.get(node, {}) for node in others})
-    if not theirs:
+    lacking = sorted({*origin.others(probes), *(node for node, reply in probes.items() if reply.differs)})
+    if not lacking:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
         return versions
-    _check_folders(theirs, files.folder_digests)
-    order = order_of(theirs, probes, files.folder_digests)
-    folders = different_folders(theirs.values(), files.folder_digests)
-    if others:  # there, equal digests do not mean equal contents
-        folders |= files.folder_digests.keys()
-    contents = Contents(files.root, files.locate)
-    listing = _listing(files, folders, contents, known=any(theirs.values()))
-    announced = _Announced(files, listing, config.sync.max_mb, order, len(theirs), progress)
+    have = sorted(probes.keys() - {*lacking})[: -(-len(lacking) // WIDTH)]
+    announced = _Announced(files, config.sync.max_mb, len(lacking), progress)
     transfer = Transfer(
         runner,
         files.root,
-        listing,
-        [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in order],
+        files.manifest,
+        {node: cluster.nodes[node].private_ip for node in (*have, *lacking)},
         origin=origin.id,
         versions=versions,
         job=job,
         approve=announced.approve,
         note=progress,
-        on_sent=contents.sent,
         on_bytes=announced.add,
+        on_copied=announced.copied,
         locate=files.locate,
     )
     with timings.span("send files"):
         outcome = transfer.run()
     if not outcome.errors:
         announced.end()
-    contents.save(files.manifest)
-    for path in contents.unstable[:SHOWN]:
+    for path in transfer.unstable[:SHOWN]:
         progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
     report_replaced(outcome.values, progress)
-    return versions | {node: reply.version for node, reply in outcome.all().items() if reply}
+    return versions | {node: reply.version for node, reply in outcome.all().items()}
 
 
-def report_replaced(replies: Mapping[int, ReceiveReply | None], progress: Progress) -> None:
+def report_replaced(replies: Mapping[int, ReceiveReply], progress: Progress) -> None:
     """Name files of jobs in whose place sent ones are now."""
     for node, reply in replies.items():
-        if reply and reply.replaced:
+        if reply.replaced:
             progress(_kept(node, reply.replaced))
 
 
@@ -157,39 +149,48 @@ def _kept(node: int, replaced: Kept) -> str:
 
 class _Announced:
     """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this
-    computer. Of the `order` of nodes, `lacking` lack something."""
+    computer. `lacking` nodes lack something."""
 
-    def __init__(
-        self,
-        files: Snapshot,
-        listing: Listing,
-        max_mb: float,
-        order: Sequence[int],
-        lacking: int,
-        progress: Progress,
-    ) -> None:
-        self._files, self._entries, self._max_mb = files, listing.entries(), max_mb
-        self._order, self._lacking = order, lacking
-        self._progress = progress
-        self._is_announced = self._is_everything_approved = False
-        self._total = 0  # bytes of the files
-        self._sent = self._shown = 0
+    def __init__(self, files: Snapshot, max_mb: float, lacking: int, progress: Progress) -> None:
+        self._files, self._max_mb, self._lacking, self._progress = files, max_mb, lacking, progress
+        self._total = 0  # bytes of the files that are sent from here
+        self._sent = self._shown = self._copied = 0
         self._at = time.monotonic()  # of the last report
 
-    def approve(self, node: int, wants: Wants) -> None:
-        """Raise UsageError where too much would be sent to a node."""
-        if wants.everything and self._is_everything_approved:
-            return  # the same files as for another node
-        first = self._order[0]
-        names = [path_from_wire(self._entries[index][0]) for index, _ in wants.of(self._entries)]
-        check_size(self._files, names, self._max_mb, node=None if node == first else node)
-        self._is_everything_approved = self._is_everything_approved or wants.everything
-        if not self._is_announced:
-            is_complete = len(self._order) > self._lacking  # the first node
-            self._total = sum(self._files.manifest[name].size for name in names)
-            shown = _summary(len(names), self._total, wants.delete, self._lacking, from_nodes=is_complete)
-            self._progress(shown)
-            self._is_announced = True
+    def approve(self, wants: Mapping[int, Wants], here: Collection[int], listed: Listed) -> None:
+        """Say what is sent from here, to the nodes `here`. Raise UsageError where too much would be sent to a
+        node."""
+        names = {node: [*self._lacked(one, listed)] for node, one in wants.items()}
+        same = all(lacked == names[min(names)] for lacked in names.values())
+        for node, lacked in sorted(names.items()):
+            check_size(self._files, lacked, self._max_mb, node=None if same else node)
+        sent = {name for node in here for name in names[node]}
+        self._total = sum(self._files.manifest[name].size for name in sent)
+        delete = max(one.delete for one in wants.values())
+        copied = not sent and any(names.values())
+        compared = any(wants[node].files for node in here) and not copied
+        self._progress(
+            _summary(len(sent), self._total, delete, self._lacking, from_nodes=copied, compared=compared)
+        )
+
+    def _lacked(self, wants: Wants, listed: Listed) -> Iterator[str]:
+        """Yield the files of which a node does not have the contents, as far as that is known: a large one of
+        the same size is compared while it is sent."""
+        for index, known in wants.of(listed):
+            name, entry = listed[index]
+            if (
+                known.size < entry.size
+                or not entry.size
+                or (entry.size <= PART_SIZE and self._known(name) != known)
+            ):
+                yield name
+
+    @functools.cache  # noqa: B019  it lives as long as a sync
+    def _known(self, name: str) -> Known | None:
+        try:
+            return known_of(os.open(self._files.root / self._files.locate(name), FILE))
+        except OSError:
+            return None
 
     def add(self, size: int) -> None:
         self._sent += size
@@ -201,27 +202,23 @@ class _Announced:
         self._progress(StepUpdate(f"sent {of}, {size_of(rate)}/s"))
         self._at, self._shown = now, self._sent
 
+    def copied(self) -> None:
+        self._copied += 1
+        if time.monotonic() - self._at >= REPORT:
+            self._progress(
+                StepUpdate(f"copied from node to node, to {self._copied} of {self._lacking} nodes")
+            )
+            self._at = time.monotonic()
+
     def end(self) -> None:
         """Report that a transfer of which parts were reported is complete."""
         if self._shown:
             self._progress(f"sent all of {size_of(self._total)}")
 
 
-def _listing(files: Snapshot, folders: Iterable[str], contents: Contents, *, known: bool) -> Listing:
-    """Return what these folders have. `known`: a node may have files with another time or name, and the same
-    contents."""
-    listed = {folder: files.folders.get(folder, {}) for folder in sorted(folders)}
-    listing = Listing(listed)
-    if not known:
-        return listing
-    paths = {path_from_wire(path): path for path, _ in listing.entries()}
-    found = contents.of_known(files.manifest, paths)
-    return Listing(listed, {paths[path]: digest for path, digest in found.items()})
-
-
-def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool) -> str:
-    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from
-    it."""
+def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool, compared: bool) -> str:
+    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from it;
+    `compared`: files may have other contents."""
     to = f"{nodes} node{'s' * (nodes != 1)}"
     deleted = f"deleting {delete:,} file{'s' * (delete != 1)}"
     deleting = f"; {deleted}" if delete else ""
@@ -229,43 +226,13 @@ def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool
         return f"sending {count} file{'s' * (count != 1)}, {size_of(size)}, to {to}{deleting}"
     if from_nodes:
         what = f"copying files from node to node, to {to}"
+    elif compared:
+        return f"comparing files of the same size on {to}; what differs is sent{deleting}"
     elif delete:
         what, deleting = f"{deleted} on {to}", ""
     else:
-        what = f"updating names, modes and links on {to}"
+        what = f"updating modes and links on {to}"
     return f"{what}; nothing is sent from this computer{deleting}"
-
-
-# -- what differs ------------------------------------------------------------------------------------------
-
-
-def different_folders(theirs: Iterable[Mapping[str, str]], ours: Mapping[str, str]) -> set[str]:
-    """Return the folders that differ on some node, from the digests of the folders there and here."""
-    found: set[str] = set()
-    for folders in theirs:
-        found |= {folder for folder, digest in ours.items() if folders.get(folder) != digest}
-        found |= folders.keys() - ours.keys()
-    return found
-
-
-def _check_folders(theirs: Mapping[int, Mapping[str, str]], ours: Mapping[str, str]) -> None:
-    """Raise NodeError where the nodes report more folders that are not here than a listing has, for the node
-    with the most."""
-    others = {node: folders.keys() - ours.keys() for node, folders in theirs.items()}
-    if len(set().union(*others.values())) > MAX_LISTED - MAX_FILES:
-        node = max(others, key=lambda one: len(others[one]))
-        error = ProtocolError(f"it has {len(others[node]):,} folders that were not sent to it")
-        raise replies.unreadable(node, ProbeRequest.STEP, error)
-
-
-def order_of(
-    theirs: Mapping[int, Mapping[str, str]], nodes: Iterable[int], ours: Mapping[str, str]
-) -> list[int]:
-    """Return the nodes that take part, the one that lacks least first: it gets the files
-    from this computer, or only passes on what it has."""
-    complete = sorted(set(nodes) - theirs.keys())[:1]
-    lacking = sorted(theirs, key=lambda node: (len(different_folders([theirs[node]], ours)), node))
-    return complete + lacking
 
 
 def check_size(files: Snapshot, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:

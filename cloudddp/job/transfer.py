@@ -1,10 +1,9 @@
-"""Sends the project's files to the nodes: each byte leaves this computer once, and the first node passes it
-on to all others.
+"""Sends the project's files to the nodes: each byte leaves this computer once, and nodes that have all files
+send them to the others.
 
-Every node runs a `receive` step for as long as the transfer lasts. The first one gets the files on its stdin,
-each other one connects to it; if that fails, it gets them from here. What follows from the nodes' reports is
-in transfer_state.py; here is what is sent to them. Any program of a node's login user may write reports, so
-all of a report has limits. Files are compressed (zlib level 1) only where the link is slower than zlib.
+Every node runs a `receive` step for as long as the transfer lasts. Who sends to whom is decided by
+job/distribution.py. Any program of a node's login user may write reports, so all of a report has
+limits. Files are compressed (zlib level 1) only over a slow link.
 """
 
 from __future__ import annotations
@@ -15,47 +14,40 @@ import secrets
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.checkpoints import Part
+from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
-from cloudddp.agent.protocol.manifest import path_from_wire
+from cloudddp.agent.protocol.manifest import Entry, Manifest, manifest_to_wire
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.sending import OnSent, Sender, UnreadableFile, Wanted, ignore
+from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
 from cloudddp.agent.replies import decode
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError, q
-from cloudddp.job.transfer_state import Action, Close, GiveUp, NodeState, Note, Offer, Send, TransferState
+from cloudddp.job.distribution import HERE, Distribution
 from cloudddp.ssh.fleet import Outcome
+from cloudddp.text import one_line
 
 MEASURED = 1 << 20  # bytes after which the rate of the link is known
-SAMPLE = 1 << 16  # bytes of a frame that are compressed to see how well and how fast that works
-RARELY = 32  # frames of which one is sampled while the link is the faster one
+SLOW = 32e6  # bytes per second: over a slower link, data is sent sooner if zlib makes a third less of it
+SAMPLE = 1 << 16  # bytes of a frame that show whether it does
 DECAY = 0.9  # of what was measured before, per frame: a buffer on the way takes the first ones at once
 
 
-def is_worth(link: float, compressor: float, ratio: float) -> bool:
-    """Return whether it takes less time to compress and send than to send. `link` and `compressor` are bytes
-    per second, `ratio` is the compressed size by the size."""
-    return link < compressor * (1 - ratio)
-
-
 class Compression:
-    """What has been measured of the link and of the compressor in one transfer. The threads of several nodes
-    may use it."""
+    """What has been measured of the link in one transfer. The threads of several nodes may use it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._total = 0
-        self._bytes = self._seconds = 0.0  # recent ones of the link
-        self._speed = float("inf")  # of the compressor, as it was measured last
-        self._unsampled = 0  # frames since
+        self._bytes = self._seconds = 0.0  # recent ones
 
     def measure(self, size: int, seconds: float) -> None:
         with self._lock:
@@ -65,21 +57,15 @@ class Compression:
 
     def encode(self, data: bytes) -> tuple[int, bytes]:
         """Return the codec for some data, and the data in that."""
-        if not data or self._total < MEASURED:
+        if self._total < MEASURED or self._bytes > SLOW * self._seconds:
             return PLAIN, data
-        link = self._bytes / max(self._seconds, 1e-9)
-        self._unsampled += 1
-        if link > self._speed and self._unsampled < RARELY:
+        sample = zlib.compress(data[:SAMPLE], 1)
+        if 3 * len(sample) > 2 * min(SAMPLE, len(data)):
             return PLAIN, data
-        self._unsampled = 0
-        sample = data[:SAMPLE]
-        began = time.thread_time()  # not the time in which other programs had the processor
-        ratio = len(zlib.compress(sample, 1)) / len(sample)
-        self._speed = len(sample) / max(time.thread_time() - began, 1e-9)
-        return (ZLIB, zlib.compress(data, 1)) if is_worth(link, self._speed, ratio) else (PLAIN, data)
+        return ZLIB, sample if len(data) <= SAMPLE else zlib.compress(data, 1)
 
 
-MAX_LINE = 4 << 20  # bytes of a report: the indexes of 100,000 files take 700 kB
+MAX_LINE = 16 << 20  # bytes of a report: what a node knows of 100,000 files takes 8 MB
 MAX_NOTES = 20
 
 
@@ -100,75 +86,79 @@ class Reports:
         *lines, rest = bytes(self._line).split(b"\n")
         self._line[:] = rest
         for line in lines:
-            event = decode(line, ReceiveEvent)
-            self._notes += bool(event.note)
+            event = decode(line, ReceiveEvent, limit=MAX_LINE)
+            self._notes += bool(event.note or event.lost)
             if self._notes > MAX_NOTES:
                 raise ProtocolError("it sends too many notes")
             yield event
 
 
-# Seconds without anything to send, after which a node gets to know that this computer is still there.
-IDLE = 1.0
-SILENCE = 30.0  # seconds without a report of a node, which sends one every 5 s: its stdin ends then
-LONG_FRAME = 1.0  # seconds to make one frame; beyond that, the limits of the nodes start again
+IDLE = 1.0  # seconds without anything to send, after which a node gets to know that this computer is there
+SILENCE = 120.0  # seconds in which a node has to accept SLICE bytes, or to say what was asked
+STUCK = 900.0  # the same while it says that it is busy, for example because its disk flushes
+SLICE = 1 << 16
+SLOWEST = 1e6  # bytes per second that a node gets from another one, at least
+
+
+Listed = Sequence[tuple[str, Entry]]
 
 
 class _Node:
     """A node, and what is to be written to its stdin: frames, None for the end."""
 
-    def __init__(self, state: NodeState) -> None:
-        self.rank, self.state = state.rank, state
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self.reports = Reports()
         self.inbox: queue.SimpleQueue[Iterable[bytes] | None] = queue.SimpleQueue()
         self.reply: ReceiveReply | None = None
+        self.port = 0  # at which others get files from it
+        self.moved = time.monotonic()  # when it last got further, or had nothing to do
+        self.is_busy = self.has_ended = False
 
 
 @dataclass(eq=False)
 class Transfer:
-    """One transfer of a listing to the nodes `peers`, of which the first one serves the others. `approve`
-    gets what a node lacks before that is sent from here, and may raise: for the first node that ends the
-    transfer, for another one only its step. `note` gets what the user should know, `on_bytes` the size of
-    each frame that has left; `on_sent` each file's path, its record as it was read, and its inode, or None if
-    it was changing. `versions`: of the project on each node when it was compared; `job`: the one whose launch
-    this is part of, or ''; `locate`: as for Sender."""
+    """One transfer of files below `root` to the nodes at these private addresses, '' where they are not to
+    get files from each other. `approve` gets what each node lacks, which of them get it from here first, and
+    the files, before anything is sent, and may raise. `note` gets what the user should know, `on_bytes` the
+    size of each frame that has left; `on_copied` is called when a node has got its files from another one.
+    `versions`: of the project on each node when it was compared; `job`: the one whose launch this is part of,
+    or ''; `locate`: as for Sender. `unstable` are the files that were changing while they were sent."""
 
     runner: Runner
     root: Path
-    listing: Listing
-    peers: Sequence[Peer]
+    manifest: Manifest
+    addresses: Mapping[int, str]
     _: KW_ONLY
     project: str = PROJECT
     origin: str = ""
-    versions: Mapping[int, int] | None = None
+    versions: Mapping[int, int] = field(default_factory=dict)
     job: str = ""
-    adds: bool = False
-    approve: Callable[[int, Wants], None]
+    put_back: tuple[Part, ...] | None = None
+    approve: Callable[[Mapping[int, Wants], Collection[int], Listed], None] = lambda *_: None
     note: Callable[[str], None]
-    on_sent: OnSent = ignore
     on_bytes: Callable[[int], None] = lambda _size: None
+    on_copied: Callable[[], None] = lambda: None
     locate: Callable[[str], str] = str
 
     def __post_init__(self) -> None:
-        secret, first, count = secrets.token_hex(32), self.peers[0], len(self.peers)
-        self._request = ReceiveRequest(
-            self.project, secret, first.node, first, count, self.origin, job=self.job, adds=self.adds
-        )
-        self._key = secret.encode()
-        self._entries = self.listing.entries()
-        self._state = TransferState([peer.node for peer in self.peers], self._entries)
-        self._nodes = {rank: _Node(state) for rank, state in self._state.nodes.items()}
-        self._lock = threading.RLock()  # of the state
+        self._secret = secrets.token_hex(32)
+        self._key = self._secret.encode()
+        self._files = [*self.manifest.items()]
+        self._listing = Listing(manifest_to_wire(self.manifest)).frame(self._key)
+        self._distribution = Distribution(self.addresses)
+        self._nodes = {rank: _Node(rank) for rank in self.addresses}
+        self._lock = threading.RLock()  # of all that follows
+        self._is_approved = self._is_explained = self._is_over = False
         self._error: Exception | None = None  # of this computer: it ends the transfer
         self._compression = Compression()
+        self.unstable: list[str] = []
 
-    @functools.cached_property
-    def _listing_frame(self) -> bytes:
-        return self.listing.frame(self._key)
-
-    def run(self) -> Outcome[ReceiveReply | None]:
+    def run(self) -> Outcome[ReceiveReply]:
         """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file
         cannot be read."""
-        self._do([self._state.offer(self._state.first, time.monotonic())])
+        for node in self._nodes.values():
+            node.inbox.put((self._listing,))
         outcome = self.runner.each(
             lambda rank: self._serve(self._nodes[rank]),
             nodes=self._nodes,
@@ -179,9 +169,13 @@ class Transfer:
             raise self._error
         return outcome
 
-    def _serve(self, node: _Node) -> ReceiveReply | None:
+    def _serve(self, node: _Node) -> ReceiveReply:
         """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
-        request = replace(self._request, node=node.rank, version=(self.versions or {}).get(node.rank, 0))
+        serves = self.addresses[node.rank] if len(self._nodes) > 1 else ""
+        version = self.versions.get(node.rank, 0)
+        request = ReceiveRequest(
+            self.project, self._secret, serves, self.origin, version, self.job, self.put_back
+        )
         try:
             result = client.run_step(
                 self.runner,
@@ -191,7 +185,7 @@ class Transfer:
                 timeout=SILENCE,
                 on_stdout=lambda data: self._received(node, data),
             )
-            if node.reply is None and self._error is None:
+            if node.reply is None:
                 if not result.exit_code:
                     raise ProtocolError("it ends without a reply")
                 raise NodeError(f"node {node.rank}: {replies.failure_text(result)}")
@@ -199,67 +193,99 @@ class Transfer:
         except ProtocolError as error:
             raise replies.unreadable(node.rank, ReceiveRequest.STEP, error) from None
         finally:
-            with self._lock:
-                self._do(self._state.finish(node.rank, time.monotonic()))
+            self._end(node)
+
+    def _end(self, node: _Node) -> None:
+        with self._lock:
+            node.has_ended = True
+            self._distribution.gone(node.rank)
+            self._go_on()
 
     def _received(self, node: _Node, data: bytes) -> None:
-        now = time.monotonic()
         for event in node.reports.feed(data):
             with self._lock:
-                node.reply = event.done or node.reply
-                self._do(self._state.take(node.rank, event, now))
+                self._take(node, event)
+
+    def _take(self, node: _Node, event: ReceiveEvent) -> None:
+        """Raises ProtocolError for what no agent reports."""
+        node.is_busy = event.busy
+        if event != ReceiveEvent(busy=event.busy):
+            node.moved = time.monotonic()
+        if event.note:
+            self.note(f"node {node.rank}: {one_line(event.note, 300)}")
+        if event.wants is not None:
+            event.wants.of(self._files)  # it raises ProtocolError
+            if bool(event.lost) != (node.rank in self._distribution.wants):
+                raise ProtocolError("it says twice what it lacks")
+            if event.lost and not self._is_explained:
+                self._is_explained = True
+                text = f"nodes cannot copy files from each other ({one_line(event.lost, 300)})"
+                self.note(f"warning: {text}; sending from this computer")
+            self._distribution.answered(node.rank, event.wants)
+        if event.complete:
+            node.port = event.port
+            if self._distribution.copied(node.rank):
+                self.on_copied()
+            self._distribution.complete(node.rank, serves=bool(event.port))
+        node.reply = event.done or node.reply
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Send what is due, or end the steps of all nodes."""
+        if all(node.has_ended or node.reply for node in self._nodes.values()) or self._error is not None:
+            for node in self._nodes.values():
+                node.inbox.put(None)
+            self._is_over = True
+            return
+        due = self._distribution.due()
+        if due and not self._is_approved:
+            self._is_approved = True
+            try:
+                here = [rank for rank, source in due.items() if source == HERE]
+                self.approve(self._distribution.wants, here, self._files)
+            except Exception as error:
+                self._fail(error)
+                return
+        for rank, source in due.items():
+            self._nodes[rank].inbox.put(self._frames_of(rank, source))
 
     def _watch(self) -> dict[int, Exception]:
-        """Do what is due; return the errors of the nodes that are given up."""
+        """Return the errors of the nodes that are given up."""
+        now, found = time.monotonic(), dict[int, Exception]()
         with self._lock:
-            actions = self._state.tick(time.monotonic())
-            self._do(actions)
-        return {one.rank: _given_up(one) for one in actions if isinstance(one, GiveUp)}
-
-    def _do(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            if isinstance(action, Note):
-                self.note(action.text)
-            elif isinstance(action, Offer):
-                self._nodes[action.rank].inbox.put(self._offer())
-            elif isinstance(action, Send):
-                if action.wants is None or self._is_approved(action.rank, action.wants):
-                    self._nodes[action.rank].inbox.put(self._files(action.files))
-            elif isinstance(action, Close):
-                for node in self._nodes.values():
-                    node.inbox.put(None)
-
-    def _is_approved(self, rank: int, wants: Wants) -> bool:
-        """Raises what `approve` raises for another node than the first."""
-        try:
-            self.approve(rank, wants)
-        except Exception as error:
-            if rank != self._state.first.rank:
-                raise
-            self._fail(error)
-            return False
-        return True
+            for node in self._nodes.values():
+                if (node.reply or self._distribution.is_waiting(node.rank)) and not self._is_over:
+                    node.moved = now
+                limit = (STUCK if node.is_busy else SILENCE) + self._distribution.copied(node.rank) / SLOWEST
+                if not node.has_ended and now - node.moved > limit:
+                    found[node.rank] = _given_up(node.rank, limit)
+                    self._end(node)
+        return found
 
     def _fail(self, error: Exception) -> None:
         """End the transfer for all nodes, since of this computer's fault."""
         with self._lock:
             self._error = self._error or error
-            self._do(self._state.close(time.monotonic()))
+            self._go_on()
 
     # -- to a node -------------------------------------------------------------------------------------------
 
     def _input(self, node: _Node) -> Iterator[bytes]:
         """Yield what goes to the stdin of a node, b"" while there is nothing to send."""
         last = time.monotonic()
-        with self._lock:
-            self._state.begin(node.rank, last)
-        for data in self._frames(node):
-            if node.state.finished or time.monotonic() - node.state.heard >= SILENCE:
+        for frame in self._frames(node):
+            if node.has_ended:
                 return
-            is_due = not data and time.monotonic() - last >= IDLE
-            yield transfer.frame(self._key, transfer.ALIVE) if is_due else data
-            if data or is_due:
-                last = time.monotonic()
+            if not frame and time.monotonic() - last < IDLE:
+                yield b""
+                continue
+            if frame:
+                for at in range(0, len(frame), SLICE):
+                    node.moved = time.monotonic()
+                    yield frame[at : at + SLICE]
+            else:
+                yield transfer.frame(self._key, transfer.ALIVE)
+            last = time.monotonic()
 
     def _frames(self, node: _Node) -> Iterator[bytes]:
         while True:
@@ -273,47 +299,42 @@ class Transfer:
                 return
             yield from frames
 
-    def _offer(self) -> Iterator[bytes]:
-        yield transfer.frame(self._key, transfer.SOURCE)
-        yield self._listing_frame
+    def _frames_of(self, rank: int, source: int) -> Iterable[bytes]:
+        """Return the frames with which a node gets what it lacks."""
+        if source == HERE:
+            return self._contents(self._nodes[rank], self._distribution.wants[rank])
+        peer = Peer(source, self.addresses[source], self._nodes[source].port)
+        return (transfer.frame(self._key, transfer.FETCH, encode(peer)),)
 
-    def _files(self, wanted: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    def _contents(self, node: _Node, wants: Wants) -> Iterator[bytes]:
         """Yield the frames of files, b"" while what the node has is only hashed."""
-        files = (Wanted(index, path_from_wire(self._entries[index][0]), offset) for index, offset in wanted)
+        files = (Wanted(index, self._files[index][0], known) for index, known in wants.of(self._files))
         sender = Sender(
-            str(self.root),
-            self._key,
-            on_sent=self._sent,
-            encode=self._compression.encode,
-            locate=self.locate,
+            str(self.root), self._key, on_sent=self._sent, encode=self._compression.encode, locate=self.locate
         )
-        asked = time.monotonic()
         try:
             for frame in sender.frames(files):
-                now = time.monotonic()
-                if not frame or now - asked > LONG_FRAME:
-                    with self._lock:
-                        self._state.restart_limits(now)
+                began = time.monotonic()
                 yield frame
-                asked = time.monotonic()
+                node.moved = time.monotonic()
                 if frame:
-                    self._compression.measure(len(frame), asked - now)
+                    self._compression.measure(len(frame), node.moved - began)
                     with self._lock:
                         self.on_bytes(len(frame))
             yield transfer.frame(self._key, transfer.DONE)
         except Exception as error:
             self._fail(_explained(error))
 
-    def _sent(self, path: str, record: Record, inode: int | None) -> None:
-        with self._lock:
-            self.on_sent(path, record, inode)
+    def _sent(self, path: str, record: Record) -> None:
+        if record.changed and path not in self.unstable:
+            self.unstable.append(path)
 
 
-def _given_up(one: GiveUp) -> NodeError:
-    reason = f"node {one.rank}: {one.why}"
+def _given_up(rank: int, limit: float) -> NodeError:
+    reason = f"node {rank}: it made no progress for {limit:.0f} s"
     return NodeError(
         reason,
-        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(one.rank)}`; `cloudddp sync` "
+        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; `cloudddp sync` "
         "continues",
         reason=reason,
     )

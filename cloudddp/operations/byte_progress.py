@@ -65,7 +65,7 @@ class ByteProgress:
         while not self._ended.wait(min(1.0, quiet)):
             oldest = time.monotonic() - quiet
             for node, (heard, transfer) in list(self._last.items()):
-                complete = 0 < transfer.total <= transfer.done
+                complete = 0 < transfer.total <= transfer.received
                 silent = heard < oldest and not complete
                 if silent and node not in named:
                     self._reporter.log(f"node {node} is not responding; waiting for it")
@@ -81,11 +81,9 @@ class ByteProgress:
             if now < self._next:
                 return
             transfers = self._transfers.values()
-            done, total, received = (
-                sum(getattr(one, name) for one in transfers) for name in ("done", "total", "received")
-            )
+            total, received = sum(one.total for one in transfers), sum(one.received for one in transfers)
             rate = max(received - self._received, 0) / max(now - self._at, 1e-6)
             source = f"node {node}" if len(self._transfers) == 1 else f"{len(self._transfers)} nodes"
-            of = f"{size_of(done)} of {size_of(max(total, done))}"
+            of = f"{size_of(received)} of {size_of(max(total, received))}"
             self._progress(StepUpdate(f"pulling from {source}: {of}, {size_of(int(rate))}/s"))
             self._at, self._next, self._received = now, now + _EVERY, received

@@ -9,8 +9,9 @@ import threading
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
-from cloudddp.cluster.extend import deadline
+from cloudddp.cluster import nodes_end
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.nodes_end import deadline
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Message, q
@@ -73,51 +74,28 @@ def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: 
     kept = "results that are not pulled are lost with the nodes"
     if place is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
-    if job.poweroff is not None:
-        until = f", at {moment(ends)} at the latest" if (ends := deadline(cluster)) else ""
-        after = f"{duration(60 * job.poweroff)} after the job" if job.poweroff else "after the job"
-        reporter.log(f"the nodes end by themselves {after}{until}; {kept}")
-        return
-    nodes = counted(len(cluster.live), "node")
-    verb = "costs" if len(cluster.live) == 1 else "cost"
-    idle = (
-        f", or {duration(60 * cluster.idle_minutes)} after they were last used"
-        if cluster.idle_minutes
-        else ""
-    )
-    price = "an unknown amount" if cluster.hour is None else f"{dollars(cluster.hour)} an hour"
-    reporter.suggest(
-        f"{nodes} {verb} {price}{_at_most(cluster)}{idle}; `cloudddp down` ends them now; {kept}"
-    )
+    price, ends = "an unknown amount", deadline(cluster)
+    if (hour := cluster.hour) is not None:
+        most = (
+            f", at most {dollars(hour * max(_left(ends), 0.0) / 3600)} until their deadline" if ends else ""
+        )
+        price = f"{dollars(hour)} an hour{most}"
+    cost = f"{counted(len(cluster.live), 'node')} {'costs' if len(cluster.live) == 1 else 'cost'} {price}"
+    reporter.suggest(f"{cost}; {nodes_end.of(cluster).sentence}; {kept}")
 
 
-def _at_most(cluster: Cluster) -> str:
-    ends = deadline(cluster)
-    if ends is None:
-        return ""
-    left = max(_left(ends), 0.0)
-    total = "" if cluster.hour is None else f", at most {dollars(cluster.hour * left / 3600)}"
-    return f"{total} until {moment(ends)}"
-
-
-def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob, left: float | None) -> None:
-    """Report what happens to the nodes when a job was not started. `left`: seconds until they power off, None
-    if they do not; `cluster` None: it is not known."""
-    if left is not None:
-        which = "this" if job.poweroff is not None else "an earlier"
+def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob) -> None:
+    """Report what happens to the nodes when a job was not started, where this job or an earlier one has
+    --down. `cluster` None: the nodes were not reached, and know nothing of this job."""
+    if cluster is not None and nodes_end.planned(cluster.id) is not None:
         reporter.suggest(
-            f"job {job.id} was not started; the nodes end by themselves in {duration(left)}, since "
-            f"{which} job was launched with --down, unless another job is started: `cloudddp launch` "
-            "does that, `cloudddp down` ends them now"
+            f"job {job.id} was not started; {nodes_end.of(cluster).sentence}; `cloudddp launch` starts it "
+            "again"
         )
     elif job.poweroff is not None:
-        hour = cluster.hour if cluster is not None else None
-        price = "" if hour is None else f" and cost {dollars(hour)} an hour"
-        ends = deadline(cluster) if cluster is not None else None
-        until = f" until {moment(ends)}" if ends else ""
         reporter.suggest(
-            f"job {job.id} was not started, so its --down does not end the nodes: they stay "
-            f"up{until}{price}; `cloudddp down` stops the bill"
+            f"job {job.id} was not started, so its --down does not end the nodes: `cloudddp status` shows "
+            "when they end, `cloudddp down` ends them now"
         )
 
 

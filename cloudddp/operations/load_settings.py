@@ -88,16 +88,13 @@ def report_other_region(
     """Log that the simulator's region overrides the one that a file or the environment sets."""
     if not options.sim or options.region:
         return
-    used = checked.cluster.region
-    for layer in layers[1:]:  # the first one is the simulator's
-        given = layer.values.get("cluster", {}).get("region")
-        if given is not None:
-            if given != used:
-                reporter.log(
-                    f"--sim uses its own region, {used}, and not {given} ({layer.origin}); --region chooses "
-                    "another"
-                )
-            return
+    used, others = checked.cluster.region, layers[1:]  # the first one is the simulator's
+    regions = [(one.values.get("cluster", {}).get("region"), one.origin) for one in others]
+    given, origin = next((one for one in regions if one[0] is not None), (used, ""))
+    if given != used:
+        reporter.log(
+            f"--sim uses its own region, {used}, and not {given} ({origin}); --region chooses another"
+        )
 
 
 def enter_simulator(reporter: Reporter) -> None:
@@ -115,7 +112,4 @@ def enter_simulator(reporter: Reporter) -> None:
             found = control.start(state_home(), nodes=wanted, report=reporter.log)
         if found.why:
             reporter.log(f"its nodes share this computer's network and processes: {found.why}")
-    control.enter(found)
-    for name in control.HIDDEN:
-        os.environ.pop(name, None)
-    os.environ.update(control.environment(found))
+    control.use(found)

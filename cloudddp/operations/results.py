@@ -11,28 +11,29 @@ import json
 import os
 import posixpath
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import Checkpoints, listed, refusal
-from cloudddp.agent.protocol.results import NewFilesReply
-from cloudddp.aws.client import AWS
+from cloudddp.agent.protocol.file_steps import PackRequest
+from cloudddp.agent.protocol.results import EVIDENCE, NewFilesReply
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import CloudDDPError, Message, NodeError, inert, q
+from cloudddp.errors import CloudDDPError, Message, UsageError, inert, q
 from cloudddp.formats import counted, from_here, toml
 from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
-from cloudddp.job.results import checkpoints, incoming, new_files, safe_names
-from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.new_files import NodeFiles, names_of
-from cloudddp.job.results.pull import Pull, Pulled
+from cloudddp.job.results import checkpoints, new_files, safe_names
+from cloudddp.job.results.new_files import names_of
+from cloudddp.job.results.placing import Pulled
+from cloudddp.job.results.pull import pull
 from cloudddp.job.results.receive import Progress
-from cloudddp.job.results.safe_names import INCOMPLETE
+from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations.byte_progress import ByteProgress
 from cloudddp.operations.report import write_report
@@ -85,15 +86,10 @@ def ended_nodes(
     return {}
 
 
-def ended_nodes_query(aws: Callable[[], AWS], cluster: Cluster) -> Callable[[], Mapping[int, str]]:
-    """Return a function that queries AWS for nodes that have ended, on a new connection. Any thread may call
-    it."""
-
-    def query() -> dict[int, str]:
-        ended = lookup.ended_nodes(aws(), cluster, cluster.nodes, stopped=True)
-        return {node: one.report for node, one in ended.items()}
-
-    return query
+def ended_reports(session: Session[Reporter], cluster: Cluster) -> dict[int, str]:
+    """Return what AWS reports about nodes that have ended, on a new connection. Any thread may call it."""
+    ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
+    return {node: one.report for node, one in ended.items()}
 
 
 def collect(
@@ -120,28 +116,20 @@ def collect(
             else:
                 lines.append(f"node {node} did not answer, so its files are unknown{why}")
         report_lost(console, found.values)
-        targets = folders_of(found.values, to)
-        known = checkpoints.on(targets, found.values)
-        jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
-
-        def pull_one(node: int, progress: Progress) -> Pulled:
-            places = {one: to.parent / one / targets[node].relative_to(to) for one in jobs}
-            reply = found.values[node]
-            return _pull_new(runner, job, job_id, node, reply, targets[node], known, progress, places)
-
-        outcome = pull_from(console, runner, targets, pull_one)
-        for node in targets:
-            if pulled := outcome.values.get(node):
+        folders = folders_of(found.values, to)
+        results = JobResults(session, runner, cluster, job_id, to, folders, found.values)
+        results.pull({node: _own_names(job, found.values[node]) for node in folders})
+        for node in folders:
+            if pulled := results.outcome.values.get(node):
                 for line in pulled.notes:
                     console.warn(f"node {node}: {line}")
                 what = f"{counted(pulled.files, 'file')}, {size_of(pulled.size)}"
-                console.log(f"node {node}: pulled {what}, to {from_here(targets[node])}")
+                console.log(f"node {node}: pulled {what}, to {from_here(folders[node])}")
             else:
-                why = str(outcome.errors.get(node, "its pull was stopped"))
+                why = str(results.outcome.errors.get(node, "its pull was stopped"))
                 lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        after = new_files.find_all(runner, job, job_id=job_id, retry=True) if targets else found
-        now = checkpoints.on(targets, after.values)
-        incomplete = merge_checkpoints(console, to, targets, known, now, outcome.values)
+        after = new_files.find_all(runner, job, job_id=job_id, retry=True) if folders else found
+        incomplete = results.merge(after.values)
         for line in incomplete:
             console.warn(line)
         unknown = sorted(after.errors.keys() & found.values.keys())
@@ -149,26 +137,109 @@ def collect(
     except KeyboardInterrupt:
         return Left((*lines, "interrupted while results were pulled: some of them are missing"))
     collect_logs(console, runner, job_id, to)
-    write_report(console, job_id, to)
-    collect_others(session, runner, cluster, job_id, targets, to, known, now, outcome.values)
-    if first and not silent and not targets:
+    results.split_by_job()
+    if first and not silent and not folders:
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
         )
         console.log(f"no results: the job wrote {where}")
     held = new_files.by_node(after.values)
-    return Left((*lines, *map(line_of, held)), pull_command(held, found.values), incomplete)
+    return Left((*lines, *(line_of(*one) for one in held.items())), pull_command(held), incomplete)
+
+
+@dataclass
+class JobResults:
+    """The results of a job on these nodes, each of which has a folder, `to` or one below it. `replies`: what
+    was not pulled before. `splits`: files of another job go to the folder of that one. `outcome`: of the
+    pull."""
+
+    session: Session[Reporter]
+    runner: Runner
+    cluster: Cluster
+    job: str
+    to: Path
+    folders: Mapping[int, Path]
+    replies: Mapping[int, NewFilesReply]
+    splits: bool = True
+    outcome: Outcome[Pulled] = field(default_factory=Outcome)
+
+    def __post_init__(self) -> None:
+        self.known = checkpoints.on(self.folders, self.replies)
+        self._after = self.known
+        records = ClusterFolder(self.cluster.id), self.session.root
+        self._jobs = launch_record.jobs_of(*records) if self.splits else []
+
+    def pull(self, wanted: Mapping[int, Sequence[str]], *, everything: bool = False) -> None:
+        """Pull what is `wanted` of each node, and tell the nodes. `everything`: not only what jobs wrote."""
+        runner, settings = self.runner, self.session.settings
+
+        def pull_one(node: int, progress: Progress) -> Pulled:
+            request = PackRequest(
+                PROJECT,
+                tuple(wanted[node]),
+                all=everything,
+                selection=None if everything else new_files.selection_of(runner, settings.job, self.job),
+                results_of=self.job if self.splits else "",
+            )
+            pulled = pull(
+                runner,
+                request,
+                node=node,
+                to=self.folders[node],
+                places={job: self._folder_of(job, node) for job in self._jobs},
+                known=self.known,
+                progress=progress,
+            )
+            if (pulled.found or pulled.left) and node in self.replies:
+                new_files.mark_pulled(runner, node, wanted[node], self.replies[node].time_ns, pulled)
+            return pulled
+
+        self.outcome = pull_from(self.session.console, runner, self.folders, pull_one)
+
+    def merge(self, after: Mapping[int, NewFilesReply]) -> tuple[str, ...]:
+        """Merge checkpoints as `merge_checkpoints`. `after`: what the nodes have after the pull."""
+        self._after, console = checkpoints.on(self.folders, after), self.session.console
+        return merge_checkpoints(console, self.to, self.folders, self.known, self._after, self.outcome.values)
+
+    def split_by_job(self) -> None:
+        """Complete the folders of the other jobs whose files came with these, and make those of earlier jobs
+        that have left nothing on the nodes, with their logs. Never fails."""
+        console, runner = self.session.console, self.runner
+        chosen = [job for job in self._jobs if job < self.job and not (self.to.parent / job).exists()]
+        if chosen:
+            found = new_files.find_all(runner, self.session.settings.job).values
+            is_known = len(found) == len(self.cluster.nodes) and all(
+                reply.complete for reply in found.values()
+            )
+            held = {one.job for reply in found.values() for one in reply.jobs}
+            chosen = [job for job in chosen if is_known and job not in held]
+        for job in self._jobs:
+            base = self.to.parent / job
+            if files := sum(one.others.get(job, 0) for one in self.outcome.values.values()):
+                console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
+                folders = {node: self._folder_of(job, node) for node in self.outcome.values}
+                own = {node: replace(one, incomplete=()) for node, one in self.outcome.values.items()}
+                merge_checkpoints(console, base, folders, self.known.written_by(job), self._after, own)
+            elif job not in chosen:
+                continue
+            with contextlib.suppress(OSError):
+                base.mkdir(parents=True)
+            collect_logs(console, runner, job, base)
+
+    def _folder_of(self, job: str, node: int) -> Path:
+        return self.to.parent / job / self.folders[node].relative_to(self.to)
 
 
 def pull_from(
     console: Reporter, runner: Runner, nodes: Iterable[int], work: Callable[[int, Progress], Pulled]
 ) -> Outcome[Pulled]:
-    """Pull from these nodes at the same time; every node has its result or its error."""
+    """Pull from these nodes at the same time; every node has its result or its error. Where a connection
+    breaks, connect once more and continue."""
     chosen = set(nodes)
 
     def one(node: int) -> Pulled:
         with shown.of(node) as progress:
-            return work(node, progress)
+            return client.repeated(runner, lambda node: work(node, progress))(node)
 
     with ByteProgress(console) as shown:
         if len(chosen) == 1:  # in this thread, so that Ctrl-C ends it where it is
@@ -178,20 +249,6 @@ def pull_from(
             except (CloudDDPError, OSError) as error:
                 return Outcome(errors={node: error})
         return runner.each(one, nodes=chosen, fatal=lambda _: False)
-
-
-def resumed(runner: Runner, node: int, once: Callable[[], Pulled]) -> Pulled:
-    """Pull from a node; if the connection breaks, connect once more and continue."""
-    try:
-        return once()
-    except NodeError as error:
-        if not error.reason:
-            raise
-        try:
-            runner.reconnect(node)
-        except NodeError:
-            raise error from None
-    return once()
 
 
 def merge_checkpoints(
@@ -215,8 +272,8 @@ def merge_checkpoints(
             known.problems[folder] = "a job wrote it while it was pulled"
             incomplete[folder] = [folders[node] for node in pulled]
             for node in pulled:
-                incoming.move_to_incomplete(folders[node], folder)
-        merged = incoming.merge_shards(base, {node: folders[node] for node in pulled}, known)
+                checkpoints.move_to_incomplete(folders[node], folder)
+        merged = checkpoints.merge_shards(base, {node: folders[node] for node in pulled}, known)
         for path in merged[:SHOWN]:
             console.log(f"{base / one_line(path, 200)} has the files of all nodes")
         if base.is_dir():
@@ -259,11 +316,12 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
 
 
 def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> None:
-    """Pull a job's logs, verdict and dumps from every node into `to`/cloudddp-logs. Never fails: they explain
-    how a job ended, and are not its results."""
+    """Pull a job's logs, verdict and dumps from every node into `to`/cloudddp-logs, and write the report of
+    the job beside them. Never fails: they explain how a job ended, and are not its results."""
 
     def pull_one(node: int, progress: Progress) -> Pulled:
-        return pulling.pull_logs(runner, job_id, node=node, to=to, progress=progress)
+        folder = to / LOGS / f"node{node}"
+        return pull(runner, PackRequest(PROJECT, EVIDENCE, job_id), node=node, to=folder, progress=progress)
 
     outcome = pull_from(console, runner, runner.nodes, pull_one)
     for node, error in sorted(outcome.errors.items()):
@@ -274,95 +332,32 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
     files = sum(one.files for one in outcome.values.values())
     if files:
         size = size_of(sum(one.size for one in outcome.values.values()))
-        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / safe_names.LOGS)}")
-
-
-def collect_others(
-    session: Session[Reporter],
-    runner: Runner,
-    cluster: Cluster,
-    job_id: str,
-    targets: Mapping[int, Path],
-    to: Path,
-    known: Checkpoints,
-    after: Checkpoints,
-    pulled: Mapping[int, Pulled],
-) -> None:
-    """After a pull of `job_id` to the folder `to`: complete the folders of the other jobs whose files came
-    with it, and make those of earlier jobs that have left nothing on the nodes, with their logs. `known`: the
-    checkpoints before the pull; `after`: after it. Never fails."""
-    console = session.console
-    jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root)
-    chosen = [job for job in jobs if job < job_id and not (to.parent / job).exists()]
-    if chosen:
-        found = new_files.find_all(runner, session.settings.job).values
-        is_known = len(found) == len(cluster.nodes) and all(reply.complete for reply in found.values())
-        held = {one.job for reply in found.values() for one in reply.jobs}
-        chosen = [job for job in chosen if is_known and job not in held]
-    for job in jobs:
-        base = to.parent / job
-        if files := sum(one.others.get(job, 0) for one in pulled.values()):
-            console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
-            folders = {node: base / targets[node].relative_to(to) for node in pulled}
-            own = {node: replace(one, incomplete=()) for node, one in pulled.items()}
-            merge_checkpoints(console, base, folders, known.written_by(job), after, own)
-        elif job not in chosen:
-            continue
-        with contextlib.suppress(OSError):
-            base.mkdir(parents=True)
-        collect_logs(console, runner, job, base)
-        write_report(console, job, base)
+        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / LOGS)}")
+    write_report(console, job_id, to)
 
 
 def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path]:
     """Return where the results of each node that has some go: `to` for those of rank 0's, unless one of them
     has the name of another node's folder."""
-    folders = {
-        node: to / f"node{node}"
-        for node, reply in replies.items()
-        if any(one.outputs.files for one in reply.jobs)
-    }
+    folders = {node: to / f"node{node}" for node, reply in replies.items() if reply.outputs}
     zero = min((node for node in folders if replies[node].rank_zero), default=None)
     if zero is not None:
-        own = {to / name.partition("/")[0] for name in names_of(one.outputs for one in replies[zero].jobs)}
+        own = {to / name.partition("/")[0] for name in names_of(replies[zero].outputs)}
         if own.isdisjoint(folders.values()):
             folders[zero] = to
     return folders
 
 
-def _pull_new(
-    runner: Runner,
-    job: JobSpec,
-    job_id: str,
-    node: int,
-    reply: NewFilesReply,
-    to: Path,
-    known: Checkpoints,
-    progress: Progress,
-    places: Mapping[str, Path],
-) -> Pulled:
-    """Pull the outputs of one node, on which there are new ones.
+def _own_names(job: JobSpec, reply: NewFilesReply) -> Sequence[str]:
+    """Return the outputs that a node has. They are named as in our own settings: a node chooses the names in
+    its answer."""
+    there = names_of(reply.outputs)
+    return [name for name in job.outputs if os.path.normpath(name) in there] or names_to_pull(job)
 
-    Requests the names in our own settings: those in the node's answer are chosen by the node.
-    """
-    there = names_of(one.outputs for one in reply.jobs)
-    names = [name for name in job.outputs if os.path.normpath(name) in there]
-    names = names or list(job.outputs) or [PROJECT_ROOT]
-    selection = new_files.selection_of(runner, job, job_id)
-    once = Pull(
-        runner,
-        names,
-        node=node,
-        to=to,
-        selection=selection,
-        results_of=job_id,
-        places=places,
-        known=known,
-        progress=progress,
-    )
-    pulled = resumed(runner, node, once.run)
-    new_files.mark_pulled(runner, node, names, reply.time_ns, pulled)
-    return pulled
+
+def names_to_pull(job: JobSpec) -> Sequence[str]:
+    """Return what is pulled where nothing is named."""
+    return job.outputs or (PROJECT_ROOT,)
 
 
 def only_elsewhere(runner: Runner, name: str) -> str:
@@ -370,7 +365,7 @@ def only_elsewhere(runner: Runner, name: str) -> str:
     any other one. `name` may be an absolute path on a node. Never fails."""
     path = posixpath.normpath(name.rpartition(f"/{PROJECT}/")[2])
     found = new_files.find_all(runner, JobSpec(outputs=(path,)))
-    having = [node for node, one in found.values.items() if any(job.outputs.files for job in one.jobs)]
+    having = [node for node, one in found.values.items() if one.outputs]
     if path == "." or found.errors or len(having) in (0, len(found.values)):
         return ""
     have = f"{node_list(having)} {'has' if len(having) == 1 else 'have'}"
@@ -405,45 +400,37 @@ def report_lost(console: Reporter, replies: Mapping[int, NewFilesReply]) -> None
 def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], settings: Config) -> None:
     """Report the files on the nodes that were not pulled, and the command that pulls them."""
     held = new_files.by_node(replies)
-    if found := [one for one in held if one.outputs]:
-        elsewhere = any(not replies[one.node].rank_zero for one in found)
-        listed = ", ".join(f"node {one.node}: {new_files.describe(one.outputs)}" for one in found)
+    if found := {node: one for node, one in held.items() if one.outputs}:
+        listed = ", ".join(f"node {node}: {new_files.describe(one.outputs)}" for node, one in found.items())
+        elsewhere = any(not one.rank_zero for one in found.values())
         pull = "`cloudddp pull --all-nodes`" if elsewhere else "`cloudddp pull`"
         console.suggest(f"results: {inert(listed)}; next: {pull}")
-    for one in held:
+    for node, one in held.items():
         if one.left:
-            console.warn(f"left out by a pull: {line_of(one)}")
-    if not (others := [one for one in held if one.others]):
+            console.warn(f"left out by a pull: {line_of(node, one)}")
+    if not (others := {node: one for node, one in held.items() if one.others}):
         return
-    if not settings.job.outputs:
-        console.warn(
-            f"`pull` copies at most job.pull_mb = {settings.job.pull_mb:g} MiB of a node, and leaves out "
-            + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
-        )
-        copies = pull_command(others, replies)
+    listed = "; ".join(f"node {node}: {new_files.describe(one.others)}" for node, one in others.items())
+    copies, outputs = pull_command(others), settings.job.outputs
+    if not outputs:
+        most = f"job.pull_mb = {settings.job.pull_mb:g} MiB of a node"
+        console.warn(f"`pull` copies at most {most}, and leaves out {listed}")
         console.suggest(f"  {copies} copies these; what nobody needs belongs in [job] scratch")
         return
-    names = [*settings.job.outputs, *names_of(new for one in others for new in one.others)]
-    console.warn(
-        f"`pull` does not copy files outside job.outputs = {toml(settings.job.outputs)}: "
-        + "; ".join(f"node {one.node}: {new_files.describe(one.others)}" for one in others)
-    )
-    copies = pull_command(others, replies)
-    outputs = inert(toml(names))
-    console.suggest(f"  {copies} copies them; or set outputs = {outputs} in [job] of cloudddp.toml")
+    console.warn(f"`pull` does not copy files outside job.outputs = {toml(outputs)}: {listed}")
+    names = inert(toml([*outputs, *names_of(new for one in others.values() for new in one.others)]))
+    console.suggest(f"  {copies} copies them; or set outputs = {names} in [job] of cloudddp.toml")
 
 
-def line_of(held: NodeFiles) -> str:
+def line_of(node: int, held: NewFilesReply) -> str:
     """Return what one node holds: new files, and why some were left out."""
     what = new_files.describe((*held.outputs, *held.others)) or "files"
     why = "".join(f"; {one_line(one.name, 200)}: {one_line(one.reason, 200)}" for one in held.left[:SHOWN])
     rest = "" if held.complete else "; there are too many files to check them all"
-    return f"node {held.node}: {what}{why}{rest}"
+    return f"node {node}: {what}{why}{rest}"
 
 
-def pull_command(
-    held: list[NodeFiles], replies: Mapping[int, NewFilesReply], *, with_outputs: bool = False
-) -> str:
+def pull_command(held: Mapping[int, NewFilesReply], *, with_outputs: bool = False) -> str:
     """Return the command that pulls these files: from the node of rank 0, which is the default, or from all
     nodes.
 
@@ -451,17 +438,16 @@ def pull_command(
     by the node, and the user will type them: `--` keeps them from being options, and a name that a terminal
     would not show unchanged is left out.
     """
-    found = [(*one.outputs, *one.others) if with_outputs else one.others for one in held]
+    found = [[*one.outputs, *one.others] if with_outputs else one.others for one in held.values()]
     names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
-    elsewhere = any(not replies[one.node].rank_zero for one in held)
     end = ["--"] if any(name.startswith("-") for name in names) else []
-    words = [*(["--all-nodes"] if elsewhere else []), *end, *names]
+    words = [*(["--all-nodes"] if any(not one.rank_zero for one in held.values()) else []), *end, *names]
     return f"`{q('cloudddp', 'pull', *words)}`"
 
 
 def _can_be_typed(name: str) -> bool:
     try:
         parts = safe_names.requested([name])
-    except ValueError:
+    except UsageError:
         return False
     return one_line(name) == name and not any(safe_names.guarded(part) for path in parts for part in path)

@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Generic
 
@@ -25,7 +24,6 @@ from cloudddp.files import check_private, state_home
 from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.operations.reporter import ReporterT, ReporterT_co
-from cloudddp.tags import iso
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,12 +161,10 @@ class Session(Generic[ReporterT_co]):
     def _created_in(self, asked: AWS) -> str | None:
         """Return the region in which this computer created the cluster of that name; None if it is not known
         or not one."""
-        now, name = iso(datetime.now(UTC)), self.settings.cluster.name
         created = {
             one.region
-            for one in local_state.known_clusters()
-            if (one.name, one.endpoint) == (name, asked.endpoint)
-            and one.expires > now
+            for one in local_state.live_clusters()
+            if (one.name, one.endpoint) == (self.settings.cluster.name, asked.endpoint)
             and asked.has_region(one.region)
         }
         return created.pop() if len(created) == 1 else None

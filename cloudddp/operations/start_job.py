@@ -1,11 +1,12 @@
-"""Starting a job on a cluster, and recording what it was launched with."""
+"""Starting a job on a cluster, recording what it was launched with, and following it to its end."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,13 +16,22 @@ from cloudddp.agent.client import Runner
 from cloudddp.aws import file_systems
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import NODE_0, Config
-from cloudddp.errors import CloudDDPError, NotConfirmed, StepUpdate, UsageError
+from cloudddp.errors import (
+    CloudDDPError,
+    Interrupted,
+    Message,
+    NotConfirmed,
+    StepUpdate,
+    UsageError,
+    q,
+)
 from cloudddp.files import project_id
 from cloudddp.formats import counted
-from cloudddp.job import launch, launch_record, project_files, project_scan
+from cloudddp.job import cancel, launch, launch_record, project_files, project_scan
 from cloudddp.job import sync as syncing
+from cloudddp.job.follow.follower import JobFollower
+from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
-from cloudddp.job.poweroff import Hold
 from cloudddp.job.project_files import Snapshot
 from cloudddp.job.py_spy import Sending
 from cloudddp.job.report import launched
@@ -31,6 +41,7 @@ from cloudddp.job.sync import Origin
 from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
+from cloudddp.operations.results import collect, ended_nodes, ended_reports
 from cloudddp.operations.session import Session
 from cloudddp.text import node_list, one_line, without_colours
 
@@ -103,8 +114,8 @@ def send_files(
         syncing.sync(runner, cluster, session.settings, files=files, progress=progress, origin=origin)
         if not results:
             return
-        job, state = session.settings.job, ClusterFolder(cluster.id)
-        count = restore.restore(runner, cluster, job, results, project=files.manifest, progress=progress)
+        state = ClusterFolder(cluster.id)
+        count = restore.restore(runner, cluster, results, project=files.manifest, progress=progress)
         launch_record.note_put_back(state, session.root, [one.name for one in results])
         more = f" and {counted(len(results) - 1, 'job')} before it" if results[1:] else ""
         progress(
@@ -123,8 +134,8 @@ def start_job(
     """Start the job, and record what it was launched with; return what is still being sent. After
     an interrupt the caller ends what has started, with `cancel.abort_launch`.
 
-    If the job is not started, the nodes still power off where that was planned, and it is reported when; not
-    where the caller removes them (`nodes_stay`).
+    If the job is not started, it is reported when the nodes end, where --down decides that; not where the
+    caller removes them (`nodes_stay`).
     """
     session = _without_torch(session)
     deadlines.warn_if_near(session.console, cluster)
@@ -145,7 +156,6 @@ def start_job(
     before = launch_record.continued_on(folder, session.root)
     record = msgspec.structs.replace(record, facts=facts, continues=before)
     launch_record.keep(folder, record)
-    hold = Hold(job)
     try:
         with session.console.progress() as progress:
 
@@ -162,7 +172,6 @@ def start_job(
                 job,
                 root=session.root,
                 progress=note,
-                hold=hold,
                 secret_files=secret_files,
                 origin=origin_of(session),
                 on_setup_line=lambda node, line: session.console.log(
@@ -174,11 +183,113 @@ def start_job(
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
         launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
-        with signals.protected(lambda: session.console.log("still restoring the planned end of the nodes")):
-            hold.release(runner)
         if nodes_stay:
-            deadlines.report_not_started(session.console, cluster, job, hold.left)
+            deadlines.report_not_started(session.console, cluster, job)
         raise
+
+
+class JobStopped(Interrupted):
+    """A job was stopped because of an interrupt. `cancel_again`: it may still run on some node."""
+
+    def __init__(self, job_id: str, outcome: str, *, cancel_again: bool = False) -> None:
+        again = f"`cloudddp cancel {q(job_id)}`, and again if necessary"
+        hint = Message(again if cancel_again else "`cloudddp down` stops the bill")
+        super().__init__(f"{outcome}; the cluster is still up", hint=hint)
+        self.outcome = outcome
+
+
+class Detached(Exception):
+    """The user has left a job that keeps running."""
+
+    def __init__(self, job_id: str) -> None:
+        super().__init__(f"job {job_id} keeps running")
+        self.job_id = job_id
+
+
+@dataclass(frozen=True)
+class Display:
+    """Where a job is shown to whoever called: here, each line of the ranks' logs by a callback."""
+
+    session: Session[Reporter]
+    on_line: Callable[[str], None] | None = None
+
+    def follow(
+        self,
+        runner: Runner,
+        cluster: Cluster,
+        job_id: str,
+        nodes: Collection[int],
+        *,
+        mine: bool = False,
+        timeout: float | None = None,
+    ) -> JobResult:
+        """Show a job's logs until it ends, and return how. `mine`: the caller has started it, so that Ctrl-C
+        may end it. May raise JobStopped, Detached, and TimeoutError after `timeout` seconds."""
+        del mine  # nobody can be asked
+
+        def show(node: int, rank: int, line: str) -> None:
+            if self.on_line is not None and rank >= 0:
+                self.on_line(f"[rank {rank} | node {node}] {line}")
+
+        ended = partial(ended_reports, self.session, cluster)
+        follower = JobFollower(runner, job_id, nodes, on_line=show, ended_instances=ended)
+        with contextlib.closing(follower):
+            return follower.run(timeout)
+
+    def report(self, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
+        """Report how it has ended; pull its results if its nodes are about to end."""
+        if finished.leaving is None:
+            return
+        console = self.session.console
+        with signals.protected(lambda: console.log("checking the nodes for results first")):
+            ended = ended_nodes(self.session, cluster, finished)
+        left = collect(self.session, runner, cluster, finished.job, ended)
+        for line in left.lines:
+            console.warn(f"not pulled: {line}")
+        if left.lines:
+            console.suggest(f"before the nodes end: {left.pull}")
+
+
+def start_and_follow(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    job: NewJob,
+    display: Display | None,
+    *,
+    nodes_stay: bool = True,
+    on_start: Callable[[], None] = lambda: None,
+) -> JobResult | None:
+    """Start the job, follow it to its end and report that; without a `display` only send all that it needs,
+    and return None. Raises JobStopped at a Ctrl-C.
+
+    `nodes_stay`: as for `start_job`. `on_start` is called when the job has been started.
+    """
+    reporter = session.console
+    try:
+        sending = start_job(session, runner, cluster, job, nodes_stay=nodes_stay)
+        try:
+            on_start()
+            if display is None:
+                sending.wait()
+                return None
+            finished = display.follow(runner, cluster, job.id, cluster.nodes, mine=True)
+        finally:
+            sending.abandon()
+    except Detached:
+        if nodes_stay:
+            deadlines.report_leaving(reporter, cluster, session.settings, job)
+        raise
+    except signals.HungUp:
+        raise
+    except KeyboardInterrupt:
+        with signals.protected(lambda: reporter.log("still ending the job; this takes a moment")):
+            unsure = cancel.abort_launch(runner, job.id)
+        known = f"it may still run on node {', '.join(map(str, unsure))}" if unsure else "it was ended"
+        outcome = f"interrupted while job {job.id} was being started; {known}"
+        raise JobStopped(job.id, outcome, cancel_again=bool(unsure)) from None
+    display.report(runner, cluster, finished)
+    return finished
 
 
 def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, str]:

@@ -63,10 +63,10 @@ def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[str]:
             running.setdefault(job, []).append(node)
     messages = [f"job {job} is running on {node_list(where)}" for job, where in sorted(running.items())]
     kept = new_files.by_node(replies)
-    for held in kept:
-        of = ", ".join(one.job for one in replies[held.node].jobs)
-        messages.append(f"not pulled from {line_of(held)}" + (f" of job {of}" if of else ""))
+    for node, reply in kept.items():
+        of = ", ".join(one.job for one in reply.jobs)
+        messages.append(f"not pulled from {line_of(node, reply)}" + (f" of job {of}" if of else ""))
     if kept:
-        command = pull_command(kept, replies, with_outputs=True)
+        command = pull_command(kept, with_outputs=True)
         messages.append(Message(f"the files are deleted with the nodes; to keep them, first: {command}"))
     return messages

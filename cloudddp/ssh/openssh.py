@@ -31,7 +31,7 @@ def config(hosts: Mapping[str, Target], known_hosts: Path) -> str:
             "GlobalKnownHostsFile=none",
             # It would lend the user's keys to the node, which is not trusted.
             "ForwardAgent=no",
-            # So that the idle guard of the node can tell a quiet session from a computer that has vanished.
+            # So that the idle timer of the node can tell a quiet session from a computer that has vanished.
             f"ServerAliveInterval={max(round(timing.current().keepalive), 1)}",
             f"ServerAliveCountMax={_LOST_KEEPALIVES}",
             *target.route.openssh_options(target),

@@ -1,74 +1,97 @@
 #!/bin/sh
-# Powers this node off once it has been idle for @IDLE@ seconds (0: never), or after a job that was launched with --down, if
-# no agent is left that would. Never while a job runs. The timer of the same name runs it as root. Times are by
-# /proc/uptime, since the clock may be set.
-used=/run/cloudddp-in-use # seconds of uptime at which the node was last in use
-free=/run/cloudddp-free   # the same for the last time that a job ran or the plan changed, and the plan's checksum
+# Ends this node once it has been unused for its grace: the `seconds` that a job with --down has left in poweroff.json, else
+# @IDLE@. The timer of the same name runs it as root, each @EVERY@ s. Times are seconds of uptime, since the clock may be set;
+# after a boot /run is empty, and all counts anew.
+state=/run/cloudddp-unused   # when the node was last used, by an agent, by a client; and the plan's checksum
+ending=/run/cloudddp-ending  # the node ends: no job may start any more (infra/node/agent/jobs/poweroff.py)
 read -r now _ < /proc/uptime
 now=${now%.*}
-
-power_off() {
-    echo "$1: powering off"
-    systemctl start --no-block cloudddp-deadline.service
-    exit
-}
-
-# The agent of a job or of its setup, or a rank that has lost its agent (infra/node/agent/node/kernel.py).
-job_runs() {
-    pgrep -x cloudddp-job > /dev/null ||
-        grep -qsz '^CLOUDDDP_TASK=[^/]*/[0-9]*$' /proc/[0-9]*/environ
-}
 
 # The plan of the login user, who may write anything there: at most 1000 bytes of a regular file are read.
 plan() {
     for file in /home/*/.cloudddp/poweroff.json /root/.cloudddp/poweroff.json; do
-        [ -f "$file" ] && timeout 5 head -c 1000 "$file" && return
+        [ -f "$file" ] && [ ! -L "$file" ] && timeout 5 head -c 1000 "$file" && return
     done
 }
 
-# Seconds since an SSH client last sent something, or acknowledged what the node sent: a user may watch the output of a
-# program. Nothing without a connection. A client that is gone does neither, and its connection may stay for hours.
-ssh_age() {
-    ss -Htin state established '( sport = :@PORT@ )' 2> /dev/null | awk '
-        /^[^ \t]/ { connections++; next }
-        { infos++; age = match($0, /lastrcv:[0-9]+/) ? substr($0, RSTART + 8, RLENGTH - 8) / 1000 : 0
-          if (match($0, /lastack:[0-9]+/) && substr($0, RSTART + 8, RLENGTH - 8) / 1000 < age)
-              age = substr($0, RSTART + 8, RLENGTH - 8) / 1000
-          if (infos == 1 || age < least) least = age }
-        END { if (connections) printf "%d", infos < connections ? 0 : least }'
+number() {
+    printf '%s' "$planned" | sed -n 's/.*"'"$1"'": *\([0-9]\{1,9\}\)[.,}e].*/\1/p' | head -n 1
 }
 
-in_use() {
-    job_runs && return
-    # A job that ends its node, a session of AWS's Session Manager, a login on a console. The kernel keeps 15 characters of
-    # a name (this one is ssm-session-worker), and `who` is empty on systems without utmp.
-    for name in cloudddp-wait ssm-session-wor login; do
-        pgrep -x "$name" > /dev/null && return
+has_verdict() {
+    for home in /home/* /root; do
+        [ -e "$home/.cloudddp/jobs/$1/verdict.json" ] && return
     done
     return 1
 }
 
-planned=$(plan | tr -d '\0')
-seconds=$(printf '%s' "$planned" | sed -n 's/.*"seconds": *\([0-9]\{1,9\}\)[.,}].*/\1/p' | head -n 1)
-key=$(printf '%s' "$planned" | cksum)
-if [ -z "$seconds" ]; then
-    rm -f $free
-elif job_runs || ! read -r since seen 2> /dev/null < $free || [ "$seen" != "$key" ]; then
-    echo "$now $key" > $free
-elif [ $((now - since)) -ge "$seconds" ]; then
-    power_off "no job has run for $((now - since)) s, and one was launched with --down"
-fi
+# The agents of a job, from its setup to its last copy.
+agent_runs() {
+    pgrep -x cloudddp-job > /dev/null
+}
 
-[ @IDLE@ -gt 0 ] || exit 0
-# The first run after each boot only begins to count.
-if [ ! -s $used ] || in_use; then
-    echo "$now" > $used
+saves() {
+    agent_runs || { pgrep -x cloudddp-rank > /dev/null && [ $((now - by_job)) -le 1000 ]; }
+}
+
+# A process of a job whose agents were killed: a rank may save while its wrapper runs, which ends it within 910 s. What a job
+# with a verdict has left is ended, and what has no wrapper.
+orphan_runs() {
+    kept=1
+    for file in $(timeout 20 grep -lsz '^CLOUDDDP_TASK=[0-9A-Za-z-]*/[0-9]*$' /proc/[0-9]*/environ); do
+        task=$(grep -hsz -m 1 '^CLOUDDDP_TASK=[0-9A-Za-z-]*/[0-9]*$' "$file" | tr -d '\0')
+        [ -n "$task" ] || continue  # it has ended
+        job=${task#*=} pid=${file#/proc/}
+        if has_verdict "${job%/*}" || ! saves; then kill -KILL "${pid%/environ}"; else kept=0; fi
+    done
+    return $kept
+}
+
+# Seconds since an SSH client last sent something, or acknowledged what the node sent: a user may watch the output of a
+# program. Nothing without a client that has logged in: sshd names its process after the user, and before that with a [.
+ssh_age() {
+    ss -Htinp state established '( sport = :@PORT@ )' 2> /dev/null | awk -v files="$(
+        timeout 20 grep -lszE '^sshd(-session)?: [^][]+$' /proc/[0-9]*/cmdline | tr '\n' ' ')" '
+        BEGIN { split(files, file, /[^0-9]+/) }
+        /^[^ \t]/ { known = 0; for (i in file) if (file[i] && index($0, "pid=" file[i] ",")) known = 1; next }
+        known { age = match($0, /lastrcv:[0-9]+/) ? substr($0, RSTART + 8, RLENGTH - 8) / 1000 : 0
+          if (match($0, /lastack:[0-9]+/) && substr($0, RSTART + 8, RLENGTH - 8) / 1000 < age)
+              age = substr($0, RSTART + 8, RLENGTH - 8) / 1000
+          if (!clients++ || age < least) least = age }
+        END { if (clients) printf "%d", least }'
+}
+
+# A session of AWS's Session Manager, a login on a console. The kernel keeps 15 characters of a name (this one is
+# ssm-session-worker), and `who` is empty on systems without utmp.
+console() {
+    pgrep -x ssm-session-wor > /dev/null || pgrep -x login > /dev/null
+}
+
+# What looked unused is looked at once more: a job that starts meanwhile sees the mark, or is seen.
+power_off() {
+    : > $ending
+    if agent_runs; then rm -f $ending; exit; fi
+    echo "this node has been unused for $((now - last)) s: powering off"
+    systemctl start --no-block cloudddp-deadline.service
     exit
-fi
-read -r since < $used
+}
+
+planned=$(plan | tr -d '\0')
+grace=$(number seconds)
+key=$(printf '%s' "$planned" | cksum | tr -d ' ')
+read -r last by_job by_client seen 2> /dev/null < $state || { last=$now by_job=$now by_client=$now seen=$key; }
+[ ! -e $ending ] || power_off
+if agent_runs || [ "$seen" != "$key" ]; then by_job=$now; fi
 age=$(ssh_age)
-if [ -n "$age" ] && [ $((now - age)) -gt "$since" ]; then
-    since=$((now - age))
-    echo "$since" > $used
+if console || [ "${age:-@ALIVE@}" -lt @ALIVE@ ]; then age=0; fi
+if [ -n "$age" ] && [ $((now - age)) -gt "$by_client" ]; then by_client=$((now - age)); fi
+last=$by_client
+if [ -n "$grace" ]; then # clients prolong this by so much at most
+    most=$(number clients)
+    most=$((by_job + ${most:-3600}))
+    [ "$last" -le $most ] || last=$most
 fi
-[ $((now - since)) -lt @IDLE@ ] || power_off "this node has been idle for $((now - since)) s"
+[ "$last" -ge "$by_job" ] || last=$by_job
+if orphan_runs; then last=$now by_client=$now; fi
+echo "$last $by_job $by_client $key" > $state.new && mv $state.new $state
+[ "$last" -eq "$now" ] || [ $((now - last)) -lt "${grace:-@IDLE@}" ] || power_off

@@ -14,14 +14,9 @@ def test_job_of_another_agent_version_is_not_modified(cli: Any) -> None:
     job = cli.ok("launch", "-d", "work.py").strip()
     cli.ok("exec", "rm ~/.cloudddp/version")  # version 1 recorded none
     for command in (("jobs",), ("cancel",), ("logs",), ("pull",), ("sync",), ("launch", "work.py")):
-        done = cli(*command)
-        assert done.returncode == 1, command
-        assert (
-            f"node 0: job {job} runs under agent version 1, this cloudddp has version {VERSION}"
-            in done.stderr
-        )
-        assert "cancel it with the cloudddp that started it" in done.stderr
-        assert "`cloudddp down`" in done.stderr
-    done = cli("down", "-y")
-    assert done.returncode == 0, done.stderr
+        err = cli.fails(1, *command)
+        assert f"node 0: job {job} runs under agent version 1, this cloudddp has version {VERSION}" in err
+        assert "cancel it with the cloudddp that started it" in err
+        assert "`cloudddp down`" in err
+    done = cli.exits(0, "down", "-y")
     assert f"job {job} is running on node 0" in done.stdout + done.stderr

@@ -106,8 +106,7 @@ def test_up_status_and_allow_me_act_on_the_named_cluster(cli: Any, faults: Any, 
 
 
 def test_unreachable_endpoint_is_reported(cli: Any) -> None:
-    err = cli.fails(1, "status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
-    assert "cannot reach AWS" in err
+    assert "cannot reach AWS" in cli.fails(1, "status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
 
 
 def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any, tmp_path: Path) -> None:

@@ -63,5 +63,4 @@ def test_script_of_a_shell_is_valid(cli: Any, shell: str) -> None:
 
 
 def test_unknown_shell_is_refused(cli: Any) -> None:
-    done = cli("completion", SHELL="/usr/bin/tcsh")
-    assert (done.returncode, "no completion for the shell 'tcsh'" in done.stderr) == (2, True)
+    assert "no completion for the shell 'tcsh'" in cli.fails(2, "completion", SHELL="/usr/bin/tcsh")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.harness import TIMEOUT, CommandLine, wait_for
+from support.interrupts import interrupted_at_call
 from support.networks import open_to_the_internet
 from support.terminal import Terminal
 
@@ -118,12 +119,7 @@ def test_up_confirmed_after_another_up_creates_nothing(
 def test_up_after_killed_up_creates_one_cluster(
     cli: CommandLine, faults: Any, ec2: Any, remains: Any, action: str
 ) -> None:
-    reached, release = faults.hold(action)
-    killed = cli.start("up", "-y", "-n", "2")
-    assert reached.wait(60)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=TIMEOUT)
-    release.set()
+    interrupted_at_call(cli, faults, action, "up", "-y", "-n", "2", number=signal.SIGKILL)
     assert remains().keys
     cli.ok("up", "-y", "-n", "2")
     found = remains()
@@ -136,12 +132,7 @@ def test_name_held_by_another_computer_is_not_taken_over(
     cli: CommandLine, other: CommandLine, faults: Any, ec2: Any, remains: Any
 ) -> None:
     """Whether the `up` of another computer was killed or still runs cannot be known."""
-    reached, release = faults.hold("CreateSecurityGroup")
-    killed = cli.start("up", "-y", "-n", "1")
-    assert reached.wait(60)
-    killed.send_signal(signal.SIGKILL)
-    killed.communicate(timeout=TIMEOUT)
-    release.set()
+    interrupted_at_call(cli, faults, "CreateSecurityGroup", "up", "-y", "-n", "1", number=signal.SIGKILL)
     (cluster_id,) = cluster_ids(ec2, cli.cluster)
     err = other.fails(1, "up", "-y", "-n", "1")
     assert "another computer of yours created it, or is still in `cloudddp up`" in err
@@ -174,8 +165,7 @@ def test_name_is_free_after_the_deadline(
 def test_foreign_key_pair_is_named_and_kept(cli: CommandLine, ec2: Any) -> None:
     created = ec2.create_key_pair(KeyName=f"cloudddp-{cli.cluster}")["KeyPairId"]
     try:
-        err = cli.fails(1, "up", "-y", "-n", "1")
-        assert f"is taken in us-east-1 by key pair {created}" in err
+        assert f"is taken in us-east-1 by key pair {created}" in cli.fails(1, "up", "-y", "-n", "1")
         assert ec2.describe_key_pairs(KeyNames=[f"cloudddp-{cli.cluster}"])["KeyPairs"]
     finally:
         ec2.delete_key_pair(KeyPairId=created)

@@ -23,8 +23,7 @@ def test_job_in_a_container(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("cloudddp.toml", '[setup]\nrun = ["echo set up in $HOME"]\n[job]\ncontainer = "train:1"\n')
     cli.write("ok.py", SCRIPT)
-    done = cli("launch", "--rendezvous", "direct", "-e", "TOKEN=s3cret", "ok.py")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "launch", "--rendezvous", "direct", "-e", "TOKEN=s3cret", "ok.py")
     assert "rank 0 s3cret False" in done.stdout
     assert "rank 1 s3cret False" in done.stdout
     assert "pulling train:1 where it is missing" in done.stderr
@@ -34,7 +33,6 @@ def test_job_in_a_container(cli: Any) -> None:
     cli.write("bare", WITHOUT_TORCH)
     (cli.cwd / "bare").chmod(0o755)
     cli.write("cloudddp.toml", '[job]\ncontainer = "train:1"\npython = "./bare"\n')
-    done = cli("launch", "--rendezvous", "c10d", "ok.py")
-    assert done.returncode == 1
-    assert "node 0: train:1: it has no torch, and torchrun needs it" in done.stderr
+    err = cli.fails(1, "launch", "--rendezvous", "c10d", "ok.py")
+    assert "node 0: train:1: it has no torch, and torchrun needs it" in err
     assert json.loads(cli.ok("jobs", "--json"))[-1]["state"] == "failed"

@@ -6,7 +6,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from support.harness import TIMEOUT, interrupt
+from support.harness import finished, interrupt, lines_until
 
 WAIT = "import time; print('began', flush=True); time.sleep(600)"
 
@@ -30,9 +30,7 @@ def test_near_deadline_is_warned_of_and_unpulled_results_are_named(cli: Any, ec2
     set_deadline(ec2, remains, seconds=80)
     cli.write("wait.py", f"open('model.pt', 'w').write('x')\n{WAIT}")
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.3")  # 3 minutes are 54 s
-    seen = ""
-    while "to keep them, first: `cloudddp pull`" not in seen and (line := process.stderr.readline()):
-        seen += line
+    seen = lines_until(process.stderr, "to keep them, first: `cloudddp pull")
     assert re.search("warning: the nodes terminate in 5[1-4] s", seen), seen
     assert "not pulled from node 0: model.pt (1 byte) of job " in seen
     assert "is running" not in seen
@@ -47,12 +45,10 @@ def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any)
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.2")
     assert "began" in process.stdout.readline()
     ec2.terminate_instances(InstanceIds=remains().instances)  # as the deadline's own shutdown does
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1
+    _, err = finished(process, 1)
     assert "none of its nodes is running any more" in err
     assert "may still be running" not in err
     assert f"the deadline of cluster {cli.cluster}" in err
     assert "results that were not pulled are lost" in err
     for verb in ("jobs", "logs", "pull"):
-        done = cli.fails(1, verb)
-        assert "reached its deadline" in done
+        assert "reached its deadline" in cli.fails(1, verb)

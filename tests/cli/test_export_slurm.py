@@ -229,9 +229,7 @@ def test_file_is_written_and_only_such_a_file_is_replaced(line: CommandLine) -> 
     assert line.ok("export", "slurm", "-o", "job.sh", "-e", "TOKEN=secret", "train.py")
     assert stat.S_IMODE(path.stat().st_mode) == 0o700  # it has values of variables
     line.write("other.sh", "precious\n")
-    done = line("export", "slurm", "-o", "other.sh", "train.py")
-    assert done.returncode == 2
-    assert "other.sh already exists" in done.stderr
+    assert "other.sh already exists" in line.fails(2, "export", "slurm", "-o", "other.sh", "train.py")
     assert (line.cwd / "other.sh").read_text() == "precious\n"
     os.mkfifo(line.cwd / "fifo")
     for output in ("no/job.sh", "train.py/x", "fifo", "/dev/zero", ".", "a\nb/c", "\udcff/x"):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import listed_nodes
+from support.harness import lines_until, listed_nodes
 
 from cloudddp.local_state import ClusterFolder
 from cloudddp.simulator import control
@@ -35,8 +35,7 @@ def test_extend_moves_tags_record_and_timers(simulator: Any, cli: Any, ec2: Any)
     before, cluster_id = ends(cli), state_of(cli)["cluster_id"]
     near = cli("up", "-n", "2", "-t", "g5.12xlarge", "--max-hours", "9").stderr
     assert "cloudddp extend --hours H" in near
-    done = cli("extend", "--hours", "2")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "extend", "--hours", "2")
     after = before + timedelta(hours=2)
     assert ends(cli) == after
     assert f"{before:%Y-%m-%d %H:%M} UTC -> {after:%Y-%m-%d %H:%M} UTC, 2 h 00 min later" in done.stderr
@@ -105,8 +104,7 @@ def test_extension_that_is_refused_changes_nothing_and_says_why(simulator: Any, 
     with folder.exclusive(lambda: None):
         both = {hours: cli.start("extend", "--hours", f"{hours}") for hours in (3, 1)}
         for process in both.values():
-            while "waiting for another cloudddp command" not in (line := process.stderr.readline()):
-                assert line
+            lines_until(process.stderr, "waiting for another cloudddp command")
     errors = {hours: process.communicate(60)[1] for hours, process in both.items()}
     codes = {process.returncode: hours for hours, process in both.items()}
     assert set(codes) == {0, 1}, errors

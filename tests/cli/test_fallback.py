@@ -26,8 +26,7 @@ def nodes(ec2: Any, cluster: str) -> list[tuple[str, str]]:
 def test_next_type_is_launched_and_accepted_later(cli: Any, conditions: Any, ec2: Any) -> None:
     """Nothing is left of the type without capacity. max_cost is a deadline from the price of what runs."""
     conditions(capacity=none_of("g6.xlarge"), prices={"g6.xlarge": 1.0, "g5.xlarge": 4.0})
-    done = cli("up", "-n", "2", "-t", "g6.xlarge,g5.xlarge", "--max-cost", "8.5", *ZONE)
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "up", "-n", "2", "-t", "g6.xlarge,g5.xlarge", "--max-cost", "8.5", *ZONE)
     assert "trying 2 x g6.xlarge on demand in us-east-1" in done.stderr
     assert "trying 2 x g5.xlarge on demand in us-east-1" in done.stderr
     first, _, other = done.stderr.partition("else g5.xlarge on demand, ")
@@ -43,9 +42,8 @@ def test_next_type_is_launched_and_accepted_later(cli: Any, conditions: Any, ec2
 
 def test_plan_shows_every_candidate(cli: Any, conditions: Any, ec2: Any) -> None:
     conditions(capacity=none_of("g5.xlarge", "p4d.24xlarge"), spot_prices={"us-east-1a": {"g5.xlarge": 0.11}})
-    done = cli("up", "-n", "2", "-t", "p4d.24xlarge,g5.xlarge", "--spot", "prefer", *ZONE)
-    assert done.returncode == 1
-    plan = done.stderr.partition("trying")[0]
+    err = cli.fails(1, "up", "-n", "2", "-t", "p4d.24xlarge,g5.xlarge", "--spot", "prefer", *ZONE)
+    plan = err.partition("trying")[0]
     assert "2 x p4d.24xlarge (8 x NVIDIA A100 each)\n  price     spot, at most $" in plan
     others = re.findall(r"^            else (.*?), (now \$0.11)?", plan, re.MULTILINE)
     assert others == [
@@ -53,9 +51,9 @@ def test_plan_shows_every_candidate(cli: Any, conditions: Any, ec2: Any) -> None
         ("g5.xlarge spot", "now $0.11"),
         ("g5.xlarge on demand", ""),
     ]
-    assert "2 x p4d.24xlarge or g5.xlarge could not be launched in any of these zones:" in done.stderr
-    assert re.search(r"^  g5.xlarge spot us-east-1a +Insufficient", done.stderr, re.MULTILINE)
-    assert re.search(r"^  p4d.24xlarge on demand us-east-1a +Insufficient", done.stderr, re.MULTILINE)
+    assert "2 x p4d.24xlarge or g5.xlarge could not be launched in any of these zones:" in err
+    assert re.search(r"^  g5.xlarge spot us-east-1a +Insufficient", err, re.MULTILINE)
+    assert re.search(r"^  p4d.24xlarge on demand us-east-1a +Insufficient", err, re.MULTILINE)
     assert remaining(ec2, cli.cluster).nothing
 
 
@@ -67,9 +65,7 @@ def test_spot_is_preferred_and_a_lost_node_is_replaced_on_demand(cli: Any, condi
     assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "spot")] * 2
     assert cli("launch", "script.py").returncode == 3
     conditions(spot_capacity=none_of("g5.12xlarge"))
-    done = cli("resume", "--replace", "1")
-    assert done.returncode == 3, done.stderr
-    assert "no spot instance in us-east-1" in done.stderr
+    assert "no spot instance in us-east-1" in cli.fails(3, "resume", "--replace", "1")
     assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "on demand"), ("g5.12xlarge", "spot")]
     cli.ok("down", "-y")
     assert remaining(ec2, cli.cluster).nothing
@@ -80,24 +76,22 @@ def test_on_demand_nodes_if_there_is_no_spot_capacity(
     cli: Any, conditions: Any, ec2: Any, short: str
 ) -> None:
     conditions(**({"quota": {"spot-g": 0}} if short == "quota" else {"spot_capacity": none_of("g5.xlarge")}))
-    done = cli("up", "-n", "2", "-t", "g5.xlarge", "--spot", "prefer", *ZONE)
-    assert done.returncode == 0, done.stderr
+    cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--spot", "prefer", *ZONE)
     assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
     status = json.loads(cli.ok("status", "--json"))[0]
     assert status["usd_per_hour_is_at_most"] is False
 
 
 def test_dry_run_shows_the_candidates_and_launches_the_first(cli: Any) -> None:
-    done = cli("up", "-n", "2", "--gpu", "T4:1", "--dry-run", "--max-cost", "1")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("aws ec2 RunInstances") - done.stdout.count("DryRun: true") == 1
-    assert re.search(r'InstanceType: "g4dn.xlarge"', done.stdout)
-    others = [line for line in done.stdout.splitlines() if line.startswith("            else ")]
+    out = cli.ok("up", "-n", "2", "--gpu", "T4:1", "--dry-run", "--max-cost", "1")
+    assert out.count("aws ec2 RunInstances") - out.count("DryRun: true") == 1
+    assert re.search(r'InstanceType: "g4dn.xlarge"', out)
+    others = [line for line in out.splitlines() if line.startswith("            else ")]
     assert re.match(
         r" +else g4dn.2xlarge on demand, \$1\.\d\d an hour, at most \$1\.00 in \d\d min", others[0]
     )
     assert "us-east-1" not in "".join(others)
-    assert "  left out: g4dn.16xlarge on demand in us-east-1: the cluster would terminate" in done.stdout
+    assert "  left out: g4dn.16xlarge on demand in us-east-1: the cluster would terminate" in out
 
 
 def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.harness import TIMEOUT, CommandLine, cannot
+from support.harness import TIMEOUT, CommandLine, cannot, finished
 
 from cloudddp.cluster import host_keys
 from cloudddp.errors import UsageError
-from cloudddp.files import Descent, Folder, state_home, write_atomic
+from cloudddp.files import state_home, write_atomic
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 ID = "c-0123456789"
@@ -283,38 +283,10 @@ def test_variables_stay_out_of_the_debug_log(line: CommandLine, home: Path) -> N
     )
     line.env["AWS_REGION"] = "us-east-1"
     process = line.start_code(code, *words.split())
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1
+    _, err = finished(process, 1)
     assert "a bug in cloudddp: RuntimeError" in err
     assert "Traceback" not in err
     text = (home / "debug.log").read_text()
     assert "hunter2" not in text + err
     assert "TOKEN=****" in text
     assert "RuntimeError" in text
-
-
-# -- open folders --------------------------------------------------------------------------------------
-
-
-def open_files() -> list[Path]:
-    """Return the files this process has open (on Linux)."""
-    found = []
-    for handle in Path("/proc/self/fd").glob("*"):
-        with contextlib.suppress(FileNotFoundError):  # the one that lists, and other threads'
-            found.append(handle.readlink())
-    return found
-
-
-def test_descent_keeps_shared_folders_open(tmp_path: Path) -> None:
-    with Folder.at(tmp_path) as root, Descent(root) as descent:
-        for parts in (["a", "b", "c"], ["a", "b", "d"], ["a"], [], ["e", "f"]):
-            descent.to(parts, make=0o700)
-        with pytest.raises(FileNotFoundError):
-            descent.to(["e", "missing"])
-        (tmp_path / "link").symlink_to("a")
-        with pytest.raises(NotADirectoryError):
-            descent.to(["link", "b"])
-        assert descent.to(["a", "b"]).path == tmp_path / "a" / "b"
-    made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
-    assert made == ["a", "a/b", "a/b/c", "a/b/d", "e", "e/f", "link"]
-    assert [path for path in open_files() if path.is_relative_to(tmp_path)] == []

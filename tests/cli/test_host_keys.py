@@ -287,15 +287,13 @@ def test_unreachable_node_gets_its_key_later(cli: Any, simulator: Any, faults: A
     interrupted_up(cli, faults, answered=True)
     address = listed_nodes(cli)[1]["public_ip"].encode()
     faults.rewrite("DescribeInstances", lambda body: re.sub(re.escape(address) + rb"\b", b"127.1.2.3", body))
-    partly = cli.fails(1, "jobs")
-    assert "node 1 could not be queried" in partly
+    assert "node 1 could not be queried" in cli.fails(1, "jobs")
     first, second = listed_nodes(cli)
     known = host_keys.read(recorded(cli))
     assert known.accepted(first["instance_id"]) == (presented(first["public_ip"], simulator.ssh_port),)
     assert known.accepted(second["instance_id"]) == (known.shared,) != ("",)
     cli.write("x.py", "print('ran')")
-    refused = cli("launch", "x.py")
-    assert refused.returncode == 1
+    refused = cli.exits(1, "launch", "x.py")
     assert "ran" not in refused.stdout
     faults.rewrite("DescribeInstances", lambda body: body)
     assert "here" in cli.ok("ssh", "1", "--", "echo here")
@@ -320,8 +318,7 @@ def test_stolen_key_does_not_impersonate_a_node(cli: Any, simulator: Any, faults
             here, there = node["public_ip"].encode(), address.encode()
             faults.rewrite("DescribeInstances", lambda body: re.sub(re.escape(here) + rb"\b", there, body))
             for command in (("exec", "--", "true"), ("jobs",), ("launch", "x.py")):
-                err = cli.fails(1, *command)
-                assert "not the one recorded for this node: refused" in err
+                assert "not the one recorded for this node: refused" in cli.fails(1, *command)
             assert cli("ssh", "0", "--", "true").returncode == 255  # OpenSSH's own refusal
             assert len(impostor.connections) == 4
             assert impostor.logins == []
@@ -332,5 +329,4 @@ def test_stolen_key_does_not_impersonate_a_node(cli: Any, simulator: Any, faults
 def test_sudo_on_process_nodes_only_replaces_host_keys(cli: Any) -> None:
     cli.nodes(1)
     for command in ("echo 'touch /x' | sudo -n sh -s", "sudo -n sh -s -- make", "sudo sh -c true"):
-        err = cli.fails(1, "exec", "--", command)
-        assert "sudo is refused" in err
+        assert "sudo is refused" in cli.fails(1, "exec", "--", command)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, wait_for
+from support.harness import finished, wait_for
 from support.jobs import SLEEPERS, direct, lines_by_rank, processes
 
 from cloudddp.job.job_request import Script, find_script
@@ -58,8 +58,7 @@ def test_script_may_be_named_by_any_path(project: Path, form: str) -> None:
 def test_missing_python_is_reported(cli: Any) -> None:
     direct(cli)
     cli.write("ok.py", "")
-    err = cli.fails(1, "launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
-    assert "no /nowhere/python" in err
+    assert "no /nowhere/python" in cli.fails(1, "launch", "ok.py", CLOUDDDP_PYTHON="/nowhere/python")
 
 
 def test_script_that_is_a_part_of_a_package_gets_the_way_to_start_it(cli: Any) -> None:
@@ -78,14 +77,13 @@ def test_first_failing_rank_is_named_and_sets_the_exit_code(cli: Any) -> None:
     direct(cli, nodes=2, ranks=2)
     cli.write("fail.py", SLEEPERS)
     cli.write("go", "")
-    done = cli("launch", "fail.py")
-    assert done.returncode == 7
-    assert "failed: rank 3 on node 1 exited with code 7\n" in done.stderr
-    assert "about to fail" in done.stderr  # its last lines are shown again
+    err = cli.fails(7, "launch", "fail.py")
+    assert "failed: rank 3 on node 1 exited with code 7\n" in err
+    assert "about to fail" in err  # its last lines are shown again
     assert re.search(
         r"the cluster is still up; `cloudddp pull --job \S+` copies logs, verdict and stacks, `cloudddp "
         r"down` stops",
-        done.stderr,
+        err,
     )
     wait_for(lambda: processes(cli) == 0, "the other ranks are stopped")
     (job,) = json.loads(cli.ok("jobs", "--json"))
@@ -101,14 +99,12 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
         assert "began" in process.stdout.readline()
     (cluster,) = json.loads(cli.ok("status", "--json"))
     ec2.terminate_instances(InstanceIds=[cluster["nodes"][1]["instance_id"]])
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1
+    _, err = finished(process, 1)
     assert "node 1: the agent of cloudddp has ended there" in err
     assert "AWS reports" in err
     assert "may still run" not in err
     wait_for(lambda: len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 1, "the node is gone")
-    again = cli.fails(1, "launch", "wait.py")
-    assert "1 of 2 nodes" in again
+    assert "1 of 2 nodes" in cli.fails(1, "launch", "wait.py")
 
 
 @pytest.mark.torch
@@ -160,8 +156,7 @@ def test_torchrun_across_nodes_trains_and_names_the_failing_rank(cli: Any, rende
         "if dist.get_rank() == 2: os._exit(7)\n"
         "dist.barrier()\n",
     )
-    done = cli("launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "reduce.py")
-    assert done.returncode == 7, done.stderr
+    done = cli.exits(7, "launch", "--rendezvous", rendezvous, "--nproc-per-node", "2", "reduce.py")
     shown = lines_by_rank(done.stdout)
     assert {rank: lines[0] for rank, lines in shown.items()} == dict.fromkeys(range(4), "sum 6 of 4")
     # with c10d, torch numbers the ranks by the nodes' addresses
@@ -176,8 +171,7 @@ def test_started_ranks_are_stopped_when_another_node_cannot_start(cli: Any) -> N
     direct(cli, nodes=2)
     cli.write("wait.py", "import time; time.sleep(600)")
     cli.ok("exec", "--node", "1", "mkdir -p ~/.cloudddp && touch ~/.cloudddp/jobs")
-    err = cli.fails(1, "launch", "wait.py")
-    assert "node 1" in err
+    assert "node 1" in cli.fails(1, "launch", "wait.py")
     wait_for(lambda: processes(cli) == 0, "node 0 ends its ranks")
 
 
@@ -185,8 +179,7 @@ def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
     cli.nodes(1, "g5.xlarge")
     cli.write("cloudddp.toml", '[setup]\nrun = ["touch ../set-up"]\n')
     cli.write("train.py", "")
-    err = cli.fails(2, "launch", "--nproc-per-node", "2", "train.py")
-    assert "1 GPU, fewer than the 2 ranks" in err
+    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, "launch", "--nproc-per-node", "2", "train.py")
     files = cli.ok("exec", "ls . ..")
     assert "train.py" not in files
     assert "set-up" not in files

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, CommandLine, wait_for
+from support.harness import CommandLine, finished, wait_for
 
 Lose = Callable[[Path], Path]
 
@@ -62,8 +62,7 @@ def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     process = cli.start("up", "-n", "2")
     wait_for(lambda: files(home, reached) and (moment != "while they boot" or remains().instances), moment)
     gone = lose(home)
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1, err
+    _, err = finished(process, 1)
     assert str(gone) in err
     assert "has gone while the cluster was being created; everything that was created has been removed" in err
     assert "`cloudddp up`" in err

@@ -39,10 +39,9 @@ def block(ec2: Any) -> Iterator[Callable[[str], None]]:
 
 def refused(cli: Any, faults: Any, *flags: str) -> str:
     """Return the message of an `up` that is refused before anything is created."""
-    done = cli("up", "-n", "2", *flags)
-    assert done.returncode == 2, done.stderr
+    err = cli.fails(2, "up", "-n", "2", *flags)
     assert not set(faults.calls) & set(CREATING)
-    return str(done.stderr)
+    return str(err)
 
 
 def plan_of(cli: Any, *flags: str) -> str:
@@ -193,10 +192,9 @@ def test_account_without_subnets_gets_the_command_for_a_default_vpc_in_the_regio
     }
     faults.rewrite("DescribeVpcs", without_element("vpcSet"))
     faults.rewrite("DescribeSubnets", without_element("subnetSet"))
-    done = cli("--profile", "work", "--region", "us-west-2", "up", CLOUDDDP_PRICE="1", **files)
-    assert done.returncode == 2
+    err = cli.fails(2, "--profile", "work", "--region", "us-west-2", "up", CLOUDDDP_PRICE="1", **files)
     command = "`aws ec2 create-default-vpc --region us-west-2 --profile work`"
-    assert f"create a default VPC: {command}; or try another region" in done.stderr
+    assert f"create a default VPC: {command}; or try another region" in err
 
 
 def test_each_unknown_zone_is_refused(cli: Any, faults: Any) -> None:

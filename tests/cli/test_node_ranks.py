@@ -53,8 +53,7 @@ def test_foreign_instance_is_shown_and_terminated_but_never_used(
     assert [row(shown.stdout, nodes[rank])[0] for rank in (0, 1)] == ["0", "1"]
     (billed,) = [one for one in json.loads(cli.ok("ls", "--json")) if one["cluster"] == cli.cluster]
     assert billed["usd_per_hour"] > 3.0  # 3 x 1.006, with disks and addresses
-    used = cli("exec", "--", "echo here")
-    assert used.returncode == 0, used.stderr
+    used = cli.exits(0, "exec", "--", "echo here")
     assert sorted(used.stdout.splitlines()) == ["[node 0] here", "[node 1] here"]
     assert warning in used.stderr
     # Its rank tag may claim a node's rank: it is still not that node.

@@ -41,24 +41,21 @@ def test_cluster_of_another_owner_is_refused_without_anyone(cli: CommandLine, ec
     before = remains()
     rules = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
     for words in COMMANDS:
-        done = cli(*words)
-        assert done.returncode == 1, (words, done)
-        assert "is not yours" in done.stderr
-        assert ALICE in done.stderr
-        assert "you are user/moto" in done.stderr
-        assert "--anyone" in done.stderr
-    taken = cli("up", "-n", "1")
-    assert taken.returncode == 1
-    assert f"of {ALICE}, since 20" in taken.stderr
-    assert "nothing was created" in taken.stderr
-    assert "-c" in taken.stderr
+        err = cli.fails(1, *words)
+        assert "is not yours" in err
+        assert ALICE in err
+        assert "you are user/moto" in err
+        assert "--anyone" in err
+    taken = cli.fails(1, "up", "-n", "1")
+    assert f"of {ALICE}, since 20" in taken
+    assert "nothing was created" in taken
+    assert "-c" in taken
     assert remains() == before
     assert ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"] == rules
 
     for words in (("launch", "ok.py"), ("exec", "true"), ("ssh",)):  # the key is on the other computer
-        done = cli(words[0], "--anyone", *words[1:])
-        assert done.returncode == 1, (words, done)
-        assert "no key for cluster" in done.stderr, words
+        err = cli.fails(1, words[0], "--anyone", *words[1:])
+        assert "no key for cluster" in err, words
     assert "is allowed from" in cli.ok("allow-me", "--anyone")
     assert "1 node terminated" in cli.ok("down", "-y", "--anyone")
     assert remains().nothing
@@ -69,10 +66,9 @@ def test_unknown_identity_removes_only_own_clusters(
 ) -> None:
     cli.ok("up", "-n", "1")
     faults.fail("GetCallerIdentity", "ServiceUnavailable", times=99, status=503)
-    second = cli("down", "-y", CLOUDDDP_HOME=str(tmp_path / "second"))
-    assert second.returncode == 1
-    assert "your AWS identity is unknown" in second.stderr
-    assert "--anyone" in second.stderr
+    second = cli.fails(1, "down", "-y", CLOUDDDP_HOME=str(tmp_path / "second"))
+    assert "your AWS identity is unknown" in second
+    assert "--anyone" in second
     assert remains().instances
     cli.ok("down", "-y")
     assert remains().nothing
@@ -96,8 +92,7 @@ def test_resources_of_others_with_copied_tags_are_kept(cli: CommandLine, ec2: An
         assert "still here" in cli.ok("exec", "--", "echo still here")
         ec2.delete_key_pair(KeyName=stray)
     hers = tagged_instance(ec2, cli.cluster, owner="user/mallory")
-    done = cli("down", "-y")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "down", "-y")
     assert "1 node terminated" in done.stdout
     assert "not removed, because it is not yours" in done.stderr
     assert hers in done.stderr
@@ -109,8 +104,6 @@ def test_resources_of_others_with_copied_tags_are_kept(cli: CommandLine, ec2: An
 def test_key_pair_without_cluster_is_released_on_request(cli: CommandLine, ec2: Any) -> None:
     name = f"cloudddp-{cli.cluster}"
     ec2.create_key_pair(KeyName=name)
-    refused = cli("down", "-y")
-    assert refused.returncode == 1
-    assert "is reserved by key pair key-" in refused.stderr
+    assert "is reserved by key pair key-" in cli.fails(1, "down", "-y")
     cli.ok("down", "-y", "--anyone")
     assert ec2.describe_key_pairs(Filters=[{"Name": "key-name", "Values": [name]}])["KeyPairs"] == []

@@ -26,7 +26,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(ROOT)],
         check=True,
         capture_output=True,
-        timeout=300,
     )
     (built,) = out.glob("*.whl")
     return built
@@ -56,19 +55,16 @@ Cloudddp = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def rehearse(cloudddp: Cloudddp, folder: Path) -> None:
     """Run a job of a script without torch, where torch is not installed."""
-    made = cloudddp("init", "project")
-    assert made.returncode == 0, made.stderr
+    cloudddp("init", "project")
     project = folder / "project"
     (project / "hello.py").write_text("import os; print('hello from', os.environ['RANK'])\n")
     try:
-        up = cloudddp("--sim", "up", "-n", "1", cwd=project)
-        assert up.returncode == 0, up.stderr
+        cloudddp("--sim", "up", "-n", "1", cwd=project)
         ran = cloudddp("--sim", "launch", "hello.py", cwd=project)
         assert "[rank 0 | node 0] hello from 0" in ran.stdout, ran.stderr
         assert "ranks start without torchrun" in ran.stderr
         (project / "hello.py").write_text("import torch\n")
-        failed = cloudddp("--sim", "launch", "hello.py", cwd=project)
-        assert failed.returncode == 1
+        failed = cloudddp("--sim", "launch", "hello.py", cwd=project, code=1)
         assert "install torch on this computer" in failed.stderr
         down = cloudddp("--sim", "down", "-y", cwd=project)
         assert "nothing is left" in down.stdout, down.stderr
@@ -77,12 +73,13 @@ def rehearse(cloudddp: Cloudddp, folder: Path) -> None:
 
 
 def command_in(folder: Path, bin_folder: Path) -> Cloudddp:
-    """Return what runs the cloudddp of an environment, without the checkout and its environment."""
+    """Return what runs the cloudddp of an environment, without the checkout and its environment, and requires
+    an exit code."""
     env = clean_environment(CLOUDDDP_HOME=str(folder / "home"))
     env["PATH"] = f"{bin_folder}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
 
-    def cloudddp(*words: str, cwd: Path = folder) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+    def cloudddp(*words: str, cwd: Path = folder, code: int = 0) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
             [str(bin_folder / "cloudddp"), *words],
             cwd=cwd,
             env=env,
@@ -91,6 +88,8 @@ def command_in(folder: Path, bin_folder: Path) -> Cloudddp:
             timeout=120,
             check=False,
         )
+        assert done.returncode == code, done.stderr
+        return done
 
     return cloudddp
 
@@ -103,12 +102,10 @@ def uv(*words: object, cwd: Path, **env: object) -> subprocess.CompletedProcess[
         env={**os.environ, **{name: str(value) for name, value in env.items()}},
         capture_output=True,
         text=True,
-        timeout=400,
         check=False,
     )
 
 
-@pytest.mark.timeout(600)
 def test_wheel_is_run_by_uvx_and_installed_by_pipx(wheel: Path, tmp_path: Path) -> None:
     pytest.importorskip("uv")
     shown = uv("tool", "run", "--from", wheel, "cloudddp", "--help", cwd=tmp_path)
@@ -121,7 +118,6 @@ def test_wheel_is_run_by_uvx_and_installed_by_pipx(wheel: Path, tmp_path: Path) 
     assert "_cloudddp_completion" in listed.stdout, listed.stderr
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("version", ["3.12", "3.13", "3.14"])
 def test_wheel_works_with_other_versions_of_python(wheel: Path, tmp_path: Path, version: str) -> None:
     """A rehearsal with each version that this computer has."""
@@ -136,11 +132,10 @@ def test_wheel_works_with_other_versions_of_python(wheel: Path, tmp_path: Path, 
     assert installed.returncode == 0, installed.stderr
     cloudddp = command_in(tmp_path, python.parent)
     code = "import cloudddp.simulator.api.server, moto.server"  # compiled once: the start has a time limit
-    subprocess.run([str(python), "-c", code], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([str(python), "-c", code], cwd=tmp_path, check=True)
     rehearse(cloudddp, tmp_path)
 
 
-@pytest.mark.timeout(600)
 def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """Core first (its size is limited), then with the simulator: init and up from a clean environment."""
     venv = tmp_path / "venv"
@@ -151,7 +146,7 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     (site,) = (venv / "lib").glob("python3*/site-packages")
 
     def install(what: str) -> None:
-        done = subprocess.run([*pip, what], capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run([*pip, what], capture_output=True, text=True, check=False)
         if done.returncode and os.environ.get("CI") != "true":
             pytest.skip(f"no package registry to install from: {done.stderr.strip().splitlines()[-1]}")
         assert done.returncode == 0, done.stderr
@@ -170,16 +165,14 @@ def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path)
     agent = subprocess.run([python, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert agent.stdout.strip() == program.agent_path()  # as built from the checkout
 
-    missing = cloudddp("--sim", "ls")
-    assert missing.returncode == 1
+    missing = cloudddp("--sim", "ls", code=1)
     assert "cloudddp[sim]" in missing.stderr
     install(f"{wheel}[sim]")
     # pip --no-compile leaves the byte code to the simulator's first start, which has a time limit.
     code = "import cloudddp.simulator.api.server, moto.server"
-    subprocess.run([python, "-c", code], cwd=tmp_path, check=True, timeout=300)
+    subprocess.run([python, "-c", code], cwd=tmp_path, check=True)
     for example in EXAMPLES:
-        made = cloudddp("init", "--example", example, example)
-        assert made.returncode == 0, made.stderr
+        cloudddp("init", "--example", example, example)
         for name, path in payload_example(example).items():
             assert (tmp_path / example / name).read_bytes() == path.read_bytes(), name
     rehearse(cloudddp, tmp_path)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import instances_of, remaining, wait_for
+from support.harness import finished, instances_of, lines_until, remaining, wait_for
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
 SCALED = {"CLOUDDDP_TIME_SCALE": "0.02"}
@@ -34,8 +34,7 @@ def test_next_zone_is_tried_and_all_nodes_are_in_one(
     """InsufficientInstanceCapacity: "try another Availability Zone" (EC2 API reference, "Error codes").
     MinCount is the number of nodes, so that one free place in a zone is not used."""
     conditions(capacity=full("us-east-1d", left=1))
-    done = cli("up", "-n", "2", "--zones", "us-east-1d,us-east-1c,us-east-1a")
-    assert done.returncode == 0, done.stderr
+    cli.ok("up", "-n", "2", "--zones", "us-east-1d,us-east-1c,us-east-1a")
     assert zones_of(ec2, remains().instances) == {"us-east-1c"}
     assert len(remains().instances) == 2
     assert (len(remains().groups), len(remains().keys)) == (1, 1)
@@ -53,8 +52,7 @@ def test_capacity_that_is_missing_after_the_launch_leads_to_the_next_zone(
         "instances": 1,
     }
     conditions(fail_launch={"us-east-1a": rule}, capacity=full("us-east-1b"))
-    done = cli("up", "-n", "2")
-    assert done.returncode == 0, done.stderr
+    cli.ok("up", "-n", "2")
     assert zones_of(ec2, remains().instances) == {"us-east-1c"}
     assert len(remains().instances) == 2
 
@@ -64,8 +62,7 @@ def test_throttled_launches_reach_the_zone_that_has_capacity(cli: Any, condition
     RunInstances."""
     rate = {"RunInstances": {"bucket": 2, "refill": 0.5}}
     conditions(capacity=full(*G5_ZONES[:4]), request_rate=rate)
-    done = cli("up", "-n", "1", **SCALED)
-    assert done.returncode == 0, done.stderr
+    cli.ok("up", "-n", "1", **SCALED)
     assert len(remains().instances) == 1
 
 
@@ -82,16 +79,13 @@ def test_throttle_that_lasts_longer_than_the_wait(cli: Any, conditions: Any, rem
 def test_table_shows_what_was_tried(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
     rule = {"code": "Server.InsufficientInstanceCapacity", "instances": 1}
     conditions(capacity=full(*G5_ZONES[1:]), fail_launch={"us-east-1a": rule})
-    done = cli("up", "-n", "2")
-    assert done.returncode == 1
-    assert "2 x g5.xlarge could not be launched in any of these zones:" in done.stderr
+    err = cli.fails(1, "up", "-n", "2")
+    assert "2 x g5.xlarge could not be launched in any of these zones:" in err
     for zone in G5_ZONES:
-        assert re.search(
-            rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", done.stderr, re.MULTILINE
-        ), done.stderr
-    assert "--wait-capacity" in done.stderr
+        assert re.search(rf"^  {zone}  (Server\.)?InsufficientInstanceCapacity +\S", err, re.MULTILINE), err
+    assert "--wait-capacity" in err
     wider = "widen the search with --regions or --no-placement-group, or choose"
-    assert wider in " ".join(done.stderr.split())  # all zones were tried
+    assert wider in " ".join(err.split())  # all zones were tried
     assert faults.count("RunInstances") == len(G5_ZONES)
     assert remains().nothing
 
@@ -99,13 +93,12 @@ def test_table_shows_what_was_tried(cli: Any, conditions: Any, faults: Any, rema
 def test_quota_stops_at_once(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
     """The vCPU quota is that of the region: another zone does not help."""
     conditions(quota={"on-demand-g": 4})
-    done = cli("up", "-n", "2")
-    assert done.returncode == 1
-    assert "AWS refused ec2:RunInstances: VcpuLimitExceeded" in done.stderr
-    assert re.search(r"G and VT instances \(L-DB2E81BA\): 4 vCPUs, \d+ in use, 8 needed", done.stderr)
+    err = cli.fails(1, "up", "-n", "2")
+    assert "AWS refused ec2:RunInstances: VcpuLimitExceeded" in err
+    assert re.search(r"G and VT instances \(L-DB2E81BA\): 4 vCPUs, \d+ in use, 8 needed", err)
     request = "aws service-quotas request-service-quota-increase --region us-east-1 --service-code ec2"
-    assert f"`{request} --quota-code L-DB2E81BA --desired-value " in done.stderr
-    assert "`cloudddp doctor` checks it" in done.stderr
+    assert f"`{request} --quota-code L-DB2E81BA --desired-value " in err
+    assert "`cloudddp doctor` checks it" in err
     assert faults.count("RunInstances") == 1
     assert remains().nothing
 
@@ -113,19 +106,15 @@ def test_quota_stops_at_once(cli: Any, conditions: Any, faults: Any, remains: An
 def test_quota_that_cannot_be_read_leaves_the_general_hint(cli: Any, conditions: Any) -> None:
     denied = {"code": "AccessDeniedException", "status": 400, "calls": 9}
     conditions(quota={"on-demand-g": 4}, reject={"GetServiceQuota": denied})
-    done = cli("up", "-n", "2")
-    assert done.returncode == 1
-    assert (
-        "in the Service Quotas console, or use fewer nodes; `cloudddp doctor` names the quota" in done.stderr
-    )
+    err = cli.fails(1, "up", "-n", "2")
+    assert "in the Service Quotas console, or use fewer nodes; `cloudddp doctor` names the quota" in err
 
 
 def test_waiting_ends_after_its_time(cli: Any, conditions: Any, faults: Any, remains: Any) -> None:
     conditions(capacity=full("us-east-1a"))
-    done = cli("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
-    assert done.returncode == 1
-    assert "could not be launched in any of these zones within 3s" in done.stderr
-    assert "widen the search with --zones or --regions, or choose" in done.stderr
+    err = cli.fails(1, "up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "3s", **SCALED)
+    assert "could not be launched in any of these zones within 3s" in err
+    assert "widen the search with --zones or --regions, or choose" in err
     assert faults.count("ImportKeyPair") > 1
     assert remains().nothing
 
@@ -145,10 +134,7 @@ def test_wait_shows_its_end_and_leaves_nothing_if_interrupted(
 ) -> None:
     conditions(capacity=full("us-east-1a"))
     process = cli.start("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "14d")
-    shown = ""
-    while "next attempt" not in shown:
-        shown = process.stderr.readline()
-        assert shown, process.communicate()
+    shown = lines_until(process.stderr, "next attempt")
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     end = datetime.now(UTC) + timedelta(days=14)
@@ -165,32 +151,26 @@ def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_reg
     """Image, price and network are resolved in each region; other commands find the cluster where it is."""
     conditions(capacity=full(*G5_ZONES))
     cli.env["CLOUDDDP_PRICE"] = "1"
-    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2")
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"where +us-east-1: us-east-1a, else .*\n +else us-west-2: us-west-2a", done.stderr), (
-        done.stderr
-    )
+    err = cli.messages("up", "-n", "1", "--regions", "us-east-1,us-west-2")
+    assert re.search(r"where +us-east-1: us-east-1a, else .*\n +else us-west-2: us-west-2a", err), err
     assert remains().nothing
     assert len(instances_of(other_region, cli.cluster)) == 1
     (shown,) = json.loads(cli.ok("status", "--json"))
     assert shown["region"] == "us-west-2"
     assert "already up" in cli.ok("up", "-n", "1")
     assert remains().nothing
-    done = cli("down", "-y")
-    assert done.returncode == 0
-    assert done.stderr.count("using region us-west-2") == 1
+    err = cli.messages("down", "-y")
+    assert err.count("using region us-west-2") == 1
     assert remaining(other_region, cli.cluster).nothing
 
 
 def test_no_region_offers_the_type(cli: Any, faults: Any) -> None:
     cli.env.update(CLOUDDDP_PRICE="30")
-    one = cli("--region", "eu-west-3", "up", "-t", "p4d.24xlarge")
-    assert one.returncode == 2
-    assert "eu-west-3 does not offer p4d.24xlarge" in one.stderr
-    both = cli("up", "-t", "p4d.24xlarge", "--regions", "eu-west-3,af-south-1")
-    assert both.returncode == 1
-    assert re.search(r"^  eu-west-3 .*does not offer", both.stderr, re.MULTILINE)
-    assert re.search(r"^  af-south-1 .*does not offer", both.stderr, re.MULTILINE)
+    one = cli.fails(2, "--region", "eu-west-3", "up", "-t", "p4d.24xlarge")
+    assert "eu-west-3 does not offer p4d.24xlarge" in one
+    both = cli.fails(1, "up", "-t", "p4d.24xlarge", "--regions", "eu-west-3,af-south-1")
+    assert re.search(r"^  eu-west-3 .*does not offer", both, re.MULTILINE)
+    assert re.search(r"^  af-south-1 .*does not offer", both, re.MULTILINE)
     assert not {"RunInstances", "ImportKeyPair"} & set(faults.calls)
 
 
@@ -206,11 +186,10 @@ def test_refusal_of_one_region_leads_to_the_next(
 ) -> None:
     """Policies and quotas belong to a region."""
     faults.fail(action, code, times=2, status=403)
-    done = cli("up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
-    assert done.returncode == 1
+    err = cli.fails(1, "up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert faults.count(action) == 2
     for region in ("us-east-1", "us-west-2"):
-        assert re.search(rf"^  {region}a?  {code}  {text}", done.stderr, re.MULTILINE), done.stderr
+        assert re.search(rf"^  {region}a?  {code}  {text}", err, re.MULTILINE), err
     assert remains().nothing
 
 
@@ -226,12 +205,11 @@ def test_accepted_launches_that_end_are_not_repeated_forever(
 ) -> None:
     """Each is billed for at least 60 s per node."""
     conditions(fail_launch=ended_launches("Server.InternalError"), prices={"g5.xlarge": 60.0})
-    done = cli("up", "-n", "2", "--zones", "us-east-1a", "--wait-capacity", "1h", **SCALED)
-    assert done.returncode == 1, done.stderr
+    err = cli.fails(1, "up", "-n", "2", "--zones", "us-east-1a", "--wait-capacity", "1h", **SCALED)
     assert faults.count("RunInstances") == 3
-    assert "3 launches that AWS accepted ended before the nodes were ready" in done.stderr
-    assert re.search(r"cost so far at most \$2\.0\d", done.stderr), done.stderr
-    assert re.search(r"cost at most \$6\.\d\d", done.stderr), done.stderr
+    assert "3 launches that AWS accepted ended before the nodes were ready" in err
+    assert re.search(r"cost so far at most \$2\.0\d", err), err
+    assert re.search(r"cost at most \$6\.\d\d", err), err
     assert remains().nothing
 
 
@@ -240,11 +218,10 @@ def test_accepted_launches_count_against_max_cost(
 ) -> None:
     conditions(fail_launch=ended_launches("Server.InsufficientInstanceCapacity"), prices={"g5.xlarge": 60.0})
     words = ("--zones", "us-east-1a", "--wait-capacity", "1h", "--max-cost", "13")
-    done = cli("up", "-n", "1", *words, **SCALED)
-    assert done.returncode == 1, done.stderr
+    err = cli.fails(1, "up", "-n", "1", *words, **SCALED)
     # 60 s cost $1, and the shortest lifetime of 10 minutes $10.
     assert faults.count("RunInstances") == 3
-    assert "max_cost" in done.stderr
+    assert "max_cost" in err
     assert remains().nothing
 
 
@@ -260,8 +237,7 @@ def test_outage_of_aws_does_not_end_the_wait(
     else:
         faults.fail("ImportKeyPair", fault, times=5, status=503)
     conditions(clear=True)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    finished(process, 0)
     assert len(remains().instances) == 1
 
 
@@ -272,8 +248,7 @@ def test_price_that_has_risen_while_waiting_ends_the_wait(
     process = cli.start("up", "-n", "1", "--wait-capacity", "1h", **SCALED)
     wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
     conditions(prices={"g5.xlarge": 2.0})
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
+    _, err = finished(process, 1)
     assert re.search(r"the price in us-east-1 has risen from \$1\.\d\d to \$2\.\d\d an hour", err), err
     assert remains().nothing
 
@@ -318,9 +293,8 @@ def test_region_that_the_account_has_not_enabled_is_left_out(cli: Any, faults: A
     assert re.search(
         r"us-west-2 is left out: .*us-east-1.*has not enabled this region.*version 1 STS token", done.stderr
     )
-    alone = cli("--region", "us-west-2", "up", "-n", "1", CLOUDDDP_PRICE="1")
-    assert alone.returncode == 1
-    assert "left out" not in alone.stderr
-    assert "us-west-2 refuses the credentials that us-east-1 accepts (AuthFailure)" in alone.stderr
-    assert "aws account enable-region --region-name us-west-2" in alone.stderr
-    assert "aws configure" not in alone.stderr
+    alone = cli.fails(1, "--region", "us-west-2", "up", "-n", "1", CLOUDDDP_PRICE="1")
+    assert "left out" not in alone
+    assert "us-west-2 refuses the credentials that us-east-1 accepts (AuthFailure)" in alone
+    assert "aws account enable-region --region-name us-west-2" in alone
+    assert "aws configure" not in alone

@@ -55,9 +55,7 @@ def test_checks_without_a_job(cli: Any) -> None:
     cli.write("wait.py", "import time\nprint('began', flush=True)\ntime.sleep(600)\n")
     cli.ok("launch", "-d", "wait.py")
     written(cli, "began")
-    refused = cli("preflight")
-    assert refused.returncode == 1
-    assert "is still running on node 0" in refused.stderr
+    assert "is still running on node 0" in cli.fails(1, "preflight")
     assert len(json.loads(cli.ok("jobs", "--json"))) == 1
     cli.ok("cancel")
 
@@ -70,9 +68,8 @@ def test_defective_node_fails_the_check(cli: Any) -> None:
             f'#!/bin/sh\n[ $2 = -c ] && [ {number} = 1 ] && exit 1\nexec {sys.executable} "$@"\n'
         )
         program.chmod(0o755)
-    done = cli("preflight", CLOUDDDP_PYTHON="~/python")
-    assert done.returncode == 1
-    assert "the nodes are not fit for a job: Python differs" in done.stderr
+    err = cli.fails(1, "preflight", CLOUDDDP_PYTHON="~/python")
+    assert "the nodes are not fit for a job: Python differs" in err
     assert left(cli) == []
     for home in homes(cli):
         (home / "python").unlink()
@@ -89,8 +86,7 @@ def test_slow_node_is_named(cli: Any) -> None:
     for home in homes(cli):
         (home / "slow").mkdir()
         (home / "slow" / "sitecustomize.py").write_text(SLOW)
-    done = cli("preflight", "--bandwidth", "--json", CLOUDDDP_PYTHON="~/python")
-    assert done.returncode == 1, done.stderr
+    done = cli.exits(1, "preflight", "--bandwidth", "--json", CLOUDDDP_PYTHON="~/python")
     assert "node 2 is slow: its fastest pair has" in done.stderr
     found = json.loads(done.stdout)
     assert found["slow_nodes"] == [2]

@@ -18,8 +18,7 @@ def test_project_settings_apply_in_subfolders(cli: Any, ec2: Any) -> None:
     below = cli.cwd / "a" / "b"
     below.mkdir(parents=True)
     cli.cwd = below
-    done = cli("status")
-    assert done.returncode == 0
+    done = cli.exits(0, "status")
     assert cli.cluster in done.stdout
     assert "using" in done.stderr
     cli.write("train.py", "")
@@ -33,13 +32,9 @@ def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> 
 
 
 def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:
-    unknown = cli("status", "--profile", "nope")
-    assert unknown.returncode == 2
-    assert "nope" in unknown.stderr
+    assert "nope" in cli.fails(2, "status", "--profile", "nope")
     (tmp_path / "config").write_text("not [ an ini file")
-    broken = cli("status", AWS_CONFIG_FILE=str(tmp_path / "config"))
-    assert broken.returncode == 2
-    assert "AWS configuration" in broken.stderr
+    assert "AWS configuration" in cli.fails(2, "status", AWS_CONFIG_FILE=str(tmp_path / "config"))
 
 
 @pytest.mark.parametrize("words", [("sim", "start"), ("--sim", "up", "-n", "1")])
@@ -48,8 +43,7 @@ def test_unusable_state_folder_is_named_with_the_variable_to_set(
 ) -> None:
     taken = tmp_path / "a file"
     taken.touch()
-    done = cli(*words, CLOUDDDP_HOME=str(taken))
-    assert done.returncode == 2, done
-    assert f"{taken} is not a folder, so cloudddp does not use it" in done.stderr
-    assert str(taken) in done.stderr
-    assert "-> set CLOUDDDP_HOME" in done.stderr
+    err = cli.fails(2, *words, CLOUDDDP_HOME=str(taken))
+    assert f"{taken} is not a folder, so cloudddp does not use it" in err
+    assert str(taken) in err
+    assert "-> set CLOUDDDP_HOME" in err

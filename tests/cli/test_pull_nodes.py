@@ -1,4 +1,4 @@
-"""`pull` on the command line: several nodes, a full disk, the memory that it takes."""
+"""`pull` on the command line: several nodes, a full disk."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from support.harness import TIMEOUT
 from support.jobs import direct
 
-MEMORY = 200 << 20
 WRITE = (
     "import os\nos.makedirs('runs', exist_ok=True)\n"
     "with open('runs/' + os.environ['RANK'], 'w') as file: file.write('x' * 100)\n"
@@ -38,12 +37,13 @@ def test_failure_of_one_node_does_not_lose_the_results_of_another(cli: Any) -> N
 
 
 def on_a_disk_of(cli: Any, size: str, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run `cloudddp` where the folder `out` is a disk of that size, and list its contents at the end."""
+    """Run `cloudddp` where the folder `out` is a disk of that size, and list its contents at the end. It
+    fails."""
     (cli.cwd / "out").mkdir(exist_ok=True)
     program = shlex.join([str(Path(sys.executable).with_name("cloudddp")), *words])
     mount = f"mount -t tmpfs -o mode=0700,size={size} tmpfs out"
     script = f"{mount} || exit 99; {program}; code=$?; echo contents:; find out; exit $code"
-    return subprocess.run(
+    done = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
         cwd=cli.cwd,
         env=cli.env,
@@ -52,31 +52,20 @@ def on_a_disk_of(cli: Any, size: str, *words: str) -> subprocess.CompletedProces
         timeout=TIMEOUT,
         check=False,
     )
+    assert done.returncode == 1, done.stderr
+    return done
 
 
 def test_full_disk_is_named_and_nothing_is_kept(cli: Any) -> None:
     launched(
         cli,
         "import os\nos.makedirs('runs')\n"
-        "for k in range(20):\n with open(f'runs/{k:02}', 'wb') as file: file.write(bytes(100_000))\n"
+        "for k in range(10):\n with open(f'runs/{k:02}', 'wb') as file: file.write(bytes(100_000))\n"
         "os.makedirs('one')\nwith open('one/large', 'wb') as file: file.write(bytes(4 << 20))\n",
     )
-    small = on_a_disk_of(cli, "1m", "pull", "--to", "out", "runs")
-    assert small.returncode == 1, small.stderr
+    small = on_a_disk_of(cli, "600k", "pull", "--to", "out", "runs")
     assert "no space left on this computer's disk for the results; nothing was kept" in small.stderr
     assert small.stdout.endswith("contents:\nout\n")
     large = on_a_disk_of(cli, "1m", "pull", "--to", "out", "one")
-    assert large.returncode == 1, large.stderr
     assert "one/large is 4 MiB, and 1 MiB are free" in large.stderr
     assert large.stdout.endswith("contents:\nout\n")
-
-
-def test_memory_does_not_depend_on_the_size_of_a_file(cli: Any, tmp_path: Path) -> None:
-    launched(
-        cli, "import os\nos.makedirs('runs')\nopen('runs/a', 'w').close()\nos.truncate('runs/a', 400 << 20)\n"
-    )
-    done = cli.to_files(tmp_path, "pull")
-    assert done.returncode == 0, (tmp_path / "err.txt").read_text()
-    assert done.peak_memory < MEMORY
-    (found,) = (cli.cwd / "results").rglob("a")
-    assert found.stat().st_size == 400 << 20

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from support.harness import ROOT, CommandLine, clean_environment, remaining
+from support.harness import ROOT, CommandLine, clean_environment, finished, remaining, wait_for
+from support.jobs import newest, written
 
 import cloudddp
 from cloudddp import api
@@ -31,8 +32,7 @@ def run(cli: CommandLine, code: str) -> tuple[list[Any], str]:
     """Run Python code; return the values that it has printed as JSON, a line each, and its stderr."""
     cli.write("train.py", TRAIN)
     process = cli.start_code(BEGIN + code)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, out + err
+    out, err = finished(process, 0)
     return [json.loads(line) for line in out.splitlines()], err
 
 
@@ -320,3 +320,48 @@ def test_tests_of_another_project_get_a_simulator(tmp_path: Path) -> None:
     home = done.stdout.partition("home: ")[2].split()[0]
     assert home != str(tmp_path)
     assert not Path(home).exists()
+
+
+def test_job_is_watched_and_resumed(cli: CommandLine, ec2: Any) -> None:
+    """A node is lost while the program watches; then a job fails by itself, and is resumed."""
+    cli.write("count.py", "import os, time\nprint('began', flush=True)\n")
+    with (cli.cwd / "count.py").open("a") as file:
+        file.write("while not os.path.exists('enough'): time.sleep(0.05)\n")
+    cli.write("fails.py", "import os\nraise SystemExit(7 if os.environ['TOKEN'] == 'x' else 0)\n")
+    code = """
+def refused(call, **arguments):
+    try:
+        call(**arguments)
+    except cloudddp.CloudDDPError as error:
+        return [type(error).__name__, error.message]
+
+lines = []
+with cloudddp.up(nodes=2, heartbeat=2, scratch=["enough"], **settings) as cluster:
+    job = cluster.launch("count.py")
+    print(json.dumps([job.id, cluster.nodes[1].id]), flush=True)
+    result = cluster.watch(times=1, on_line=lines.append)
+    print(json.dumps([result.job, result.exit_code, sorted(set(lines)), cluster.nodes[1].id]))
+    print(json.dumps(refused(job.resume, replace=[5])))
+    failed = cluster.launch("fails.py", env={"TOKEN": "x"})
+    print(json.dumps([failed.wait().exit_code, refused(failed.resume)]))
+    again = failed.resume(env={"TOKEN": "y"})
+    print(json.dumps([again.wait().exit_code, again.status().resumed_from == failed.id]))
+"""
+    process = cli.start_code(BEGIN + code)
+    job, lost = json.loads(process.stdout.readline())
+    written(cli, "began", job=job)
+    ec2.terminate_instances(InstanceIds=[lost])
+    wait_for(lambda: (newest(cli)["state"], newest(cli)["resumed_from"]) == ("running", job), "it is resumed")
+    written(cli, "began", job=newest(cli)["id"])
+    cli.ok("exec", "--", "touch enough")
+    out, _ = finished(process, 0)
+    watched, error, first, second = map(json.loads, out.splitlines())
+    assert watched[:3] == [watched[0], 0, ["[rank 0 | node 0] began", "[rank 1 | node 1] began"]]
+    assert job not in watched
+    assert lost not in watched
+    assert error == ["UsageError", "--replace 5: the cluster has no such node"]
+    assert first[0] == 7
+    assert first[1][0] == "UsageError"
+    assert "the value of TOKEN" in first[1][1]
+    assert second == [0, True]
+    assert remaining(ec2, cli.cluster).nothing

@@ -61,10 +61,9 @@ def test_region_option_applies_to_every_verb(simulator: Any, own: CommandLine) -
 def test_unknown_region_is_refused_before_the_simulator_starts(
     own: CommandLine, tmp_path: Path, verb: str
 ) -> None:
-    done = own("--sim", "--region", "eu-centrall-1", verb, CLOUDDDP_HOME=str(tmp_path / "home"))
-    assert done.returncode == 2
-    assert "unknown AWS region 'eu-centrall-1'" in done.stderr
-    assert "'eu-central-1'" in done.stderr
+    err = own.fails(2, "--sim", "--region", "eu-centrall-1", verb, CLOUDDDP_HOME=str(tmp_path / "home"))
+    assert "unknown AWS region 'eu-centrall-1'" in err
+    assert "'eu-central-1'" in err
     assert control.find(tmp_path / "home") is None
 
 
@@ -83,10 +82,9 @@ def test_region_that_the_simulator_does_not_use_is_reported(own: CommandLine) ->
 
 def test_aws_commands_in_messages_act_on_the_simulator(own: CommandLine) -> None:
     """On a computer with credentials, `aws ec2 ...` alone would act on the user's account."""
-    done = own("--sim", "up", "--reservation", "cr-0123456789abcdef0")
-    assert done.returncode == 2
+    err = own.fails(2, "--sim", "up", "--reservation", "cr-0123456789abcdef0")
     command = "aws ec2 describe-capacity-reservations --region us-east-1"
-    assert f"`cloudddp sim exec -- {command}`" in done.stderr
+    assert f"`cloudddp sim exec -- {command}`" in err
 
 
 def test_empty_region_variable_is_no_region(own: CommandLine) -> None:

@@ -38,8 +38,7 @@ def test_down_finds_a_cluster_in_another_region(elsewhere: CommandLine, other_re
         one for one in elsewhere.ok("ls", "--all-regions").splitlines() if one.startswith(elsewhere.cluster)
     ]
     assert "us-west-2" in line
-    done = elsewhere("down", "-y")
-    assert done.returncode == 0, done.stderr
+    done = elsewhere.exits(0, "down", "-y")
     assert "us-west-2" in done.stderr
     assert "not pulled yet: this computer has no key for cluster" in done.stderr
     assert "1 node terminated" in done.stdout
@@ -55,8 +54,7 @@ def test_down_reports_a_region_that_cannot_be_asked(
 ) -> None:
     message = "AWS was not able to validate the access credentials"
     faults.fail(action, code, times=5, status=403, message=message)
-    done = alone("down", "-y")
-    assert done.returncode == 3, done.stderr
+    done = alone.exits(3, "down", "-y")
     assert "nothing to do" not in done.stdout
     assert ("us-west-2" if "@" in action else "other regions") in done.stderr
     assert "us-east-1" in done.stderr
@@ -72,9 +70,7 @@ def test_down_releases_addresses_without_nodes_in_another_region(
     ]
     for _ in range(2):
         other_region.allocate_address(TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}])
-    done = alone("down", "-y")
-    assert done.returncode == 0, done.stderr
-    assert "2 Elastic IPs deleted" in done.stdout
+    assert "2 Elastic IPs deleted" in alone.ok("down", "-y")
     assert remaining(other_region, alone.cluster).nothing
 
 
@@ -98,9 +94,7 @@ def test_down_goes_on_if_the_first_region_refuses_to_answer(
 ) -> None:
     elsewhere.write("cloudddp.toml", BOTH)
     faults.fail("DescribeInstances@us-east-1", "UnauthorizedOperation", status=403, times=9)
-    done = elsewhere("down", "-y")
-    assert done.returncode == 0, done.stderr
-    assert "may run where AWS could not be asked: us-east-1" in done.stderr
+    assert "may run where AWS could not be asked: us-east-1" in elsewhere.messages("down", "-y")
     assert remaining(other_region, elsewhere.cluster).nothing
 
 
@@ -110,24 +104,19 @@ def test_down_looks_further_than_a_first_region_that_is_not_enabled(
     """It refuses DescribeRegions, too, and cannot have a cluster."""
     elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["af-south-1", "us-east-1"]\n')
     conditions(regions={"af-south-1": "not-opted-in"})
-    done = elsewhere("down", "-y")
-    assert done.returncode == 0, done.stderr
+    elsewhere.ok("down", "-y")
     assert remaining(other_region, elsewhere.cluster).nothing
-    done = elsewhere("down", "-y")
-    assert done.returncode == 0, done.stderr
-    assert "nothing to do" in done.stdout
+    assert "nothing to do" in elsewhere.ok("down", "-y")
     shown = elsewhere("status", "--region", "af-south-1")
     assert "if only this region refuses them, enable it for the account" in " ".join(shown.stderr.split())
 
 
 def test_down_names_the_regions_without_the_cluster(alone: CommandLine) -> None:
-    done = alone("down", "-y")
-    assert done.returncode == 0, done.stderr
-    assert "nothing to do" in done.stdout
-    assert {"us-east-1", "us-west-2", "eu-central-1"} <= set(re.findall(r"[\w-]+", done.stdout))
-    shown = alone("status")
-    assert shown.returncode == 1
-    assert re.search(r"and \d+ other regions", shown.stderr)
+    out = alone.ok("down", "-y")
+    assert "nothing to do" in out
+    assert {"us-east-1", "us-west-2", "eu-central-1"} <= set(re.findall(r"[\w-]+", out))
+    shown = alone.fails(1, "status")
+    assert re.search(r"and \d+ other regions", shown)
 
 
 def test_down_refuses_to_choose_between_regions(elsewhere: CommandLine, simulator: Any) -> None:
@@ -138,10 +127,9 @@ def test_down_refuses_to_choose_between_regions(elsewhere: CommandLine, simulato
     try:
         for text in ("", '[cluster]\nregoin = "us-west-2"\n'):
             elsewhere.write("cloudddp.toml", text)
-            done = elsewhere("down", "-y")
-            assert done.returncode == 3
+            err = elsewhere.fails(3, "down", "-y")
             for region in regions:
-                assert f"down --region {region}" in done.stderr
+                assert f"down --region {region}" in err
         listed = json.loads(elsewhere.ok("ls", "--all-regions", "--json"))
         left = sorted(one["region"] for one in listed if one["cluster"] == elsewhere.cluster)
         assert left == sorted(regions)
@@ -154,14 +142,13 @@ def test_explicit_region_without_the_cluster_names_the_right_one(
 ) -> None:
     alone.ok("--region", "us-west-2", "up", "-n", "1")
     for words in (("status",), ("allow-me",), ("exec", "true")):
-        done = alone("--region", "us-east-1", *words)
-        assert done.returncode == 1
-        assert f"cluster '{alone.cluster}' is in us-west-2, not in us-east-1" in done.stderr
-        assert "--region us-west-2" in done.stderr
+        err = alone.fails(1, "--region", "us-east-1", *words)
+        assert f"cluster '{alone.cluster}' is in us-west-2, not in us-east-1" in err
+        assert "--region us-west-2" in err
     assert len(instances_of(other_region, alone.cluster)) == 1
 
 
-# -- a broken configuration: tests/unit/test_tolerant.py has each way to break it ----------------------------
+# -- a broken configuration: tests/unit/test_setting_sources.py has each way to break it ---------------------
 
 
 def test_broken_configuration_does_not_block_down(elsewhere: CommandLine, other_region: Any) -> None:
@@ -174,9 +161,7 @@ def test_broken_configuration_does_not_block_down(elsewhere: CommandLine, other_
     assert (shown.returncode, json.loads(shown.stdout)[0]["cluster"]) == (0, elsewhere.cluster)
     assert "warning: " in shown.stderr
     assert elsewhere("ls").returncode == 0
-    done = elsewhere("down", "-y")
-    assert done.returncode == 0, done.stderr
-    assert "warning: " in done.stderr
+    assert "warning: " in elsewhere.messages("down", "-y")
     assert remaining(other_region, elsewhere.cluster).nothing
 
 
@@ -185,9 +170,7 @@ def test_down_does_not_guess_a_name(alone: CommandLine, faults: Any) -> None:
     alone.env.pop("CLOUDDDP_CLUSTER")
     alone.write("cloudddp.toml", '[cluster]\nnmae = "mine"')
     for words in (("down", "-y"), ("status",), ("pull",)):
-        done = alone(*words)
-        assert done.returncode == 2, done.stderr
-        assert f"{words[0]} -c NAME" in done.stderr
+        assert f"{words[0]} -c NAME" in alone.fails(2, *words)
     assert faults.calls == []
     assert alone("ls").returncode == 0
     assert alone("-c", alone.cluster, "down", "-y").returncode == 0
@@ -211,8 +194,7 @@ def test_up_and_down_name_the_other_clusters_with_their_price(alone: CommandLine
 
 
 def test_down_names_the_other_clusters_in_the_regions_that_it_searches(elsewhere: CommandLine) -> None:
-    done = elsewhere("-c", f"{elsewhere.cluster}-b", "down", "-y")
-    assert done.returncode == 0, done.stderr
+    done = elsewhere.exits(0, "-c", f"{elsewhere.cluster}-b", "down", "-y")
     assert "nothing to do" in done.stdout
     assert f"your cluster {elsewhere.cluster} in us-west-2 also runs: 1 node, $1." in done.stderr
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.faults import with_value
-from support.harness import interrupt, running_instances, wait_for
+from support.harness import finished, interrupt, running_instances, wait_for
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
 BLOCK = "cr-0123456789abcdef0"
@@ -61,10 +61,9 @@ def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, rema
     """The zone is that of the reservation, without --zone. A placement group might not hold all of its
     instances, which were reserved without one."""
     name = reserve()
-    done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
-    assert done.returncode == 0, done.stderr
-    assert f"capacity reservation {name} in {ZONE}" in done.stderr
-    assert "placement group of the cluster: none, as the reservation might not fill it" in done.stderr
+    err = cli.messages("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
+    assert f"capacity reservation {name} in {ZONE}" in err
+    assert "placement group of the cluster: none, as the reservation might not fill it" in err
     found = running_instances(ec2, cli.cluster)
     assert {node["CapacityReservationId"] for node in found} == {name}
     assert {node["Placement"]["AvailabilityZone"] for node in found} == {ZONE}
@@ -88,9 +87,8 @@ def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, rema
 def test_reservation_that_nodes_cannot_use(
     cli: Any, faults: Any, reserve: Any, words: str, more: dict[str, Any], messages: tuple[str, ...]
 ) -> None:
-    done = cli("up", "-t", "g5.12xlarge", *words.split(), "--reservation", reserve(**more))
-    assert done.returncode == 2, done.stderr
-    assert all(message in done.stderr for message in messages)
+    err = cli.fails(2, "up", "-t", "g5.12xlarge", *words.split(), "--reservation", reserve(**more))
+    assert all(message in err for message in messages)
     assert not [call for call in faults.calls if not call.startswith(("Describe", "Get"))]
 
 
@@ -114,17 +112,15 @@ def test_reservation_in_another_state(cli: Any, faults: Any, reserve: Any, chang
 def test_subnet_in_another_zone_than_the_reservation(cli: Any, ec2: Any, faults: Any, reserve: Any) -> None:
     where = [{"Name": "availability-zone", "Values": ["us-east-1a"]}]
     subnet = ec2.describe_subnets(Filters=where)["Subnets"][0]["SubnetId"]
-    done = cli("up", "-t", "g5.12xlarge", "--subnets", subnet, "--reservation", reserve())
-    assert done.returncode == 2, done.stderr
-    assert "is in zone us-east-1b" in done.stderr
-    assert subnet in done.stderr
+    err = cli.fails(2, "up", "-t", "g5.12xlarge", "--subnets", subnet, "--reservation", reserve())
+    assert "is in zone us-east-1b" in err
+    assert subnet in err
     assert faults.count("ImportKeyPair") == 0
 
 
 def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
-    done = cli("up", "-t", "g5.12xlarge", "--reservation", "cr-00000000")
-    assert done.returncode == 2
-    assert "there is no capacity reservation cr-00000000 in us-east-1" in done.stderr
+    err = cli.fails(2, "up", "-t", "g5.12xlarge", "--reservation", "cr-00000000")
+    assert "there is no capacity reservation cr-00000000 in us-east-1" in err
     assert faults.count("ImportKeyPair") == 0
 
 
@@ -159,9 +155,7 @@ def test_up_after_down_waits_for_the_clean_up(
     cli.ok(*words)
     conditions(cleanup={"reservations": 4})
     cli.ok("down", "-y")
-    done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
-    assert done.returncode == 0, done.stderr
-    assert "the capacity reservation is full; trying again" in done.stderr
+    assert "the capacity reservation is full; trying again" in cli.messages(*words, CLOUDDDP_TIME_SCALE="0.1")
     assert len(remains().instances) == 1
 
 
@@ -180,9 +174,7 @@ def test_wait_for_the_clean_up_that_ends_early_leaves_nothing(
     assert code == 130, err
     assert "nothing was left running" in err
     assert remains().nothing
-    done = cli(*words, CLOUDDDP_TIME_SCALE="0.02")
-    assert done.returncode == 1
-    assert "ReservationCapacityExceeded" in done.stderr
+    assert "ReservationCapacityExceeded" in cli.fails(1, *words, CLOUDDDP_TIME_SCALE="0.02")
     assert remains().nothing
 
 
@@ -218,8 +210,7 @@ def test_reservation_that_ends_while_its_launch_is_repeated(
     process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
     wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
     faults.rewrite("DescribeCapacityReservations", with_value("state", "expired"))
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 1, err
+    _, err = finished(process, 1)
     assert f"capacity reservation {name} is expired, not active" in err
     assert remains().nothing
 
@@ -231,11 +222,10 @@ def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) 
     """Prepaid, no placement group, and a deadline 40 minutes before the end of the block."""
     before = datetime.now(UTC)
     name = block(ends=timedelta(hours=3))
-    done = cli("up", "-n", "1", "-t", TYPE, "--reservation", name)
-    assert done.returncode == 0, done.stderr
-    assert f"capacity block {name} is prepaid" in done.stderr
-    assert f"capacity block {name} in {ZONE}, until" in done.stderr
-    price = next(line for line in done.stderr.splitlines() if line.startswith("  price"))
+    err = cli.messages("up", "-n", "1", "-t", TYPE, "--reservation", name)
+    assert f"capacity block {name} is prepaid" in err
+    assert f"capacity block {name} in {ZONE}, until" in err
+    price = next(line for line in err.splitlines() if line.startswith("  price"))
     hourly, _, extras = price.removeprefix("  price     ").partition(" an hour: ")
     assert extras.endswith(f"is prepaid, {hourly} for disks and addresses")
     found = running_instances(ec2, cli.cluster)

@@ -8,7 +8,7 @@ import re
 import shutil
 from typing import Any
 
-from support.harness import TIMEOUT, wait_for
+from support.harness import finished, wait_for
 from support.interrupts import interrupted_at, start_interrupted
 
 WRITE = (
@@ -51,19 +51,16 @@ def test_run_keeps_the_cluster_if_files_are_outside_the_outputs(cli: Any, remain
     configure(
         cli, "write('runs/log'); write('out/model.pt', 'w' * 2048); write('out/deep/er'); write('note.txt')"
     )
-    done = cli("run", "-n", "1", "train.py")
-    assert done.returncode == 3, done.stderr
+    err = cli.fails(3, "run", "-n", "1", "train.py")
     assert len(remains().instances) == 1
-    assert re.search(r"is kept until its deadline, .* UTC, at \$1\.\d+ an hour: not all", done.stderr)
-    assert "node 0: out/ (2 files, 2.0 KiB), note.txt (1 byte)" in done.stderr
-    assert "`cloudddp pull out note.txt`, then `cloudddp down`" in done.stderr
-    assert '[job] outputs of cloudddp.toml (now ["runs"])' in done.stderr
+    assert re.search(r"is kept until its deadline, .* UTC, at \$1\.\d+ an hour: not all", err)
+    assert "node 0: out/ (2 files, 2.0 KiB), note.txt (1 byte)" in err
+    assert "`cloudddp pull out note.txt`, then `cloudddp down`" in err
+    assert '[job] outputs of cloudddp.toml (now ["runs"])' in err
     assert pulled_files(cli) == {"runs/log"}
     cli.ok("pull", "out", "note.txt")
     assert pulled_files(cli) == {"runs/log", "out/model.pt", "out/deep/er", "note.txt"}
-    down = cli("down", "-y")
-    assert down.returncode == 0
-    assert "not pulled" not in down.stderr
+    assert "not pulled" not in cli.messages("down", "-y")
     assert remains().nothing
 
 
@@ -78,8 +75,7 @@ def test_run_pulls_every_new_file_by_default(cli: Any, remains: Any) -> None:
     )
     cli.write("config.txt", "sent")
     cli.write("cloudddp.toml", '[job]\nscratch = ["big"]\n')
-    done = cli("run", "-n", "2", "train.py")
-    assert done.returncode == 0, done.stderr
+    cli.ok("run", "-n", "2", "train.py")
     names = {"config.txt", "data/set"}
     assert pulled_files(cli) == {
         "checkpoints/0.pt",
@@ -102,16 +98,14 @@ def test_half_of_a_checkpoint_keeps_no_node_and_is_not_sent_to_others(cli: Any, 
         "if rank == '0':\n    write('dcp/__0_0.distcp'); write('dcp/.metadata', '__0_0.distcp __1_0.distcp')",
         outputs="",
     )
-    done = cli("run", "-n", "2", "train.py")
-    assert done.returncode == 1, done.stderr
+    err = cli.fails(1, "run", "-n", "2", "train.py")
     text = "dcp is not a complete checkpoint: __1_0.distcp of job "
-    assert text in done.stderr
+    assert text in err
     assert pulled_files(cli) == {"cloudddp-incomplete/dcp/.metadata", "cloudddp-incomplete/dcp/__0_0.distcp"}
     assert remains().nothing
-    refused = cli("sync", "--results")
-    assert refused.returncode == 2, refused.stderr
-    assert text in refused.stderr
-    assert "no other one can replace it; no results were sent" in " ".join(refused.stderr.split())
+    refused = cli.fails(2, "sync", "--results")
+    assert text in refused
+    assert "no other one can replace it; no results were sent" in " ".join(refused.split())
 
 
 def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:
@@ -122,10 +116,9 @@ def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli
         outputs="",
     )
     cli.env["CLOUDDDP_PULL_MB"] = "3"
-    done = cli("run", "-n", "1", "train.py")
-    assert done.returncode == 3, done.stderr
+    err = cli.fails(3, "run", "-n", "1", "train.py")
     assert pulled_files(cli) == {"out/1.pt", "out/2.pt", "log"}
-    assert "node 0: out/ (1.4 MiB); out/0.pt: beyond job.pull_mb = 3" in done.stderr
+    assert "node 0: out/ (1.4 MiB); out/0.pt: beyond job.pull_mb = 3" in err
     cli.ok("pull")
     assert pulled_files(cli) == {f"out/{k}.pt" for k in range(3)} | {"log"}
     assert "not pulled" not in cli("down", "-y").stderr
@@ -136,13 +129,10 @@ LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
 
 def test_what_cannot_be_stored_is_not_pulled(cli: Any, remains: Any) -> None:
     configure(cli, LINKED + "write('runs/a'); write('runs/conf/cloudddp.toml')")
-    done = cli("run", "-n", "1", "train.py")
-    assert done.returncode == 3, done.stderr
-    assert "node 0: runs (1 byte); runs/conf/cloudddp.toml: git or cloudddp would act on it" in done.stderr
+    err = cli.fails(3, "run", "-n", "1", "train.py")
+    assert "node 0: runs (1 byte); runs/conf/cloudddp.toml: git or cloudddp would act on it" in err
     assert len(remains().instances) == 1
-    pulled = cli("pull")
-    assert pulled.returncode == 1
-    assert "node 0: not all results were copied: runs/conf/cloudddp.toml" in pulled.stderr
+    assert "node 0: not all results were copied: runs/conf/cloudddp.toml" in cli.fails(1, "pull")
     down = cli("down", "-y")
     assert "not pulled from node 0: runs (1 byte); runs/conf/cloudddp.toml: git or" in down.stderr
     assert remains().nothing
@@ -150,9 +140,8 @@ def test_what_cannot_be_stored_is_not_pulled(cli: Any, remains: Any) -> None:
 
 def test_run_discard_names_the_discarded_files(cli: Any, remains: Any) -> None:
     configure(cli, "write('out/model.pt'); raise SystemExit(7)")
-    done = cli("run", "-n", "1", "--discard", "train.py")
-    assert done.returncode == 7, done.stderr
-    assert "discarded with the nodes:\n  node 0: out/ (" in done.stderr
+    err = cli.fails(7, "run", "-n", "1", "--discard", "train.py")
+    assert "discarded with the nodes:\n  node 0: out/ (" in err
     assert remains().nothing
 
 
@@ -167,8 +156,7 @@ def test_run_keeps_the_cluster_if_results_cannot_be_written(cli: Any, remains: A
     assert "began" in process.stdout.readline()
     cli.write("results", "a file, where the folder of results was possible at the start")
     cli.ok("exec", "mkdir go")
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 3, err
+    _, err = finished(process, 3)
     assert "node 0: results were not pulled" in err
     assert len(remains().instances) == 1
 
@@ -188,8 +176,7 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
     assert all("began" in process.stdout.readline() for _ in range(2))
     (cluster,) = json.loads(cli.ok("status", "--json"))
     ec2.terminate_instances(InstanceIds=[cluster["nodes"][1]["instance_id"]])
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 3, err
+    _, err = finished(process, 3)
     assert "node 0: out/ (" in err
     assert pulled_files(cli) == {"runs/log"}
     wait_for(lambda: remains().instances == [cluster["nodes"][0]["instance_id"]], "only the other is left")
@@ -197,18 +184,16 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
 
 def test_run_keeps_the_cluster_if_it_is_unknown_what_the_nodes_hold(cli: Any, remains: Any) -> None:
     configure(cli, "write('runs/log')")
-    done = interrupted_at(cli, "cli.actions.run:collect", "run", "-n", "1", "train.py", on_call=True)
-    assert done.returncode == 3, done.stderr
-    assert "the nodes were not checked, so their files are unknown" in done.stderr
-    assert "`cloudddp pull --all-nodes`, then `cloudddp down`" in done.stderr
+    run = ("run", "-n", "1", "train.py")
+    _, err = interrupted_at(cli, "cli.actions.run:collect", *run, on_call=True, code=3)
+    assert "the nodes were not checked, so their files are unknown" in err
+    assert "`cloudddp pull --all-nodes`, then `cloudddp down`" in err
     assert len(remains().instances) == 1
 
 
 def test_job_without_results_is_reported(cli: Any, remains: Any) -> None:
     configure(cli, "print('nothing')")
-    done = cli("run", "-n", "1", "train.py")
-    assert done.returncode == 0
-    assert "the job wrote nothing to runs (job.outputs)" in done.stderr
+    assert "the job wrote nothing to runs (job.outputs)" in cli.messages("run", "-n", "1", "train.py")
     assert remains().nothing
 
 
@@ -216,9 +201,8 @@ def test_file_names_are_shown_as_text_and_are_no_options_in_the_suggested_comman
     configure(cli, "write('--to=..'); write('fine')")
     cli.write("evil.py", WRITE + "write('evil\\x1b]0;owned\\x07.txt')")
     cli.nodes(1)
-    done = cli("launch", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert "pull -- --to=.. fine" in done.stderr or "pull -- fine --to=.." in done.stderr
+    err = cli.messages("launch", "train.py")
+    assert "pull -- --to=.. fine" in err or "pull -- fine --to=.." in err
     done = cli("launch", "evil.py")
     assert "\x1b" not in done.stderr
     assert "evil\\x1b]0;owned\\x07.txt" in done.stderr
@@ -232,12 +216,11 @@ def test_launch_names_new_files_and_the_command_that_pulls_them(cli: Any) -> Non
     assert "node 0: out/ (1 byte)" in launched.stderr
     assert '`cloudddp pull out` copies them; or set outputs = ["runs", "out"]' in launched.stderr
     assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in cli("jobs").stderr
-    nothing = cli("pull")
-    assert nothing.returncode == 1
-    assert "nothing to pull: no runs on the nodes" in nothing.stderr
-    assert '[job] outputs in cloudddp.toml (now ["runs"])' in nothing.stderr
-    assert "`cloudddp pull out` copies them" in nothing.stderr
-    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in nothing.stderr
+    nothing = cli.fails(1, "pull")
+    assert "nothing to pull: no runs on the nodes" in nothing
+    assert '[job] outputs in cloudddp.toml (now ["runs"])' in nothing
+    assert "`cloudddp pull out` copies them" in nothing
+    assert "results: node 1: runs (1 byte); next: `cloudddp pull --all-nodes`" in nothing
     assert pulled_files(cli) == set()
     (verdict, _) = (cli.cwd / "results").glob("*/cloudddp-logs/*/verdict.json")  # of both nodes
     assert json.loads(verdict.read_text())["phase"] == "succeeded"
@@ -254,11 +237,10 @@ def test_down_names_running_jobs_and_unpulled_results(cli: Any, remains: Any) ->
     job = cli.ok("launch", "-d", "train.py").strip()
     while cli.ok("logs").count("began") < 2:
         pass
-    done = cli.patient(60, "down", "-y")
-    assert done.returncode == 0
-    assert f"job {job} is running on nodes 0, 1" in done.stderr
-    assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in done.stderr
-    assert "to keep them, first: `cloudddp pull --all-nodes runs out`" in done.stderr
+    _, err = cli.patient(60, "down", "-y")
+    assert f"job {job} is running on nodes 0, 1" in err
+    assert "not pulled from node 0: runs (1 byte), out/ (1 byte) of job " + job in err
+    assert "to keep them, first: `cloudddp pull --all-nodes runs out`" in err
     assert remains().nothing
 
 
@@ -282,8 +264,7 @@ def test_run_continues_from_the_newest_version_of_every_file(cli: Any, remains: 
     assert hint.returncode != 0
     assert "if the script continues from them: add --results to this command" in " ".join(hint.stderr.split())
     shutil.rmtree(first)
-    refused = cli("run", "--results", max((cli.cwd / "results").iterdir()).name, "train.py", "day4")
-    assert refused.returncode == 2
-    assert f"continued {first.name}, of which" in refused.stderr
-    assert "creating" not in hint.stderr + refused.stderr
+    refused = cli.fails(2, "run", "--results", max((cli.cwd / "results").iterdir()).name, "train.py", "day4")
+    assert f"continued {first.name}, of which" in refused
+    assert "creating" not in hint.stderr + refused
     assert remains().nothing

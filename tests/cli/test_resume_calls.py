@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, remaining, wait_for
-from support.interrupts import interrupted_at, start_interrupted
+from support.harness import TIMEOUT, finished, lines_until, listed_nodes, remaining, wait_for
+from support.interrupts import interrupted_at, interrupted_at_call, start_interrupted
 from support.jobs import direct, homes
 
 SCRIPT = """
@@ -34,11 +34,10 @@ time.sleep(600)
 def failed(cli: Any, ec2: Any) -> list[str]:
     """A cluster with a job that has failed, and without node 1. Return the instances: that of node 0, and the
     lost one."""
-    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("script.py", SCRIPT)
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    direct(cli, nodes=2)
     assert cli("launch", "script.py").returncode == 5
-    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ids = [node["instance_id"] for node in listed_nodes(cli)]
     ec2.terminate_instances(InstanceIds=ids[1:])
     wait_for(lambda: live(ec2, cli.cluster) == ids[:1], "the node has terminated")
     return ids
@@ -56,22 +55,21 @@ def live(ec2: Any, cluster: str) -> list[str]:
 
 
 def test_failed_launches_leave_the_other_nodes(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
-    """Refused, interrupted, and with a lost answer: then the node is launched, and not twice."""
+    """Refused, interrupted, completed by AWS after the client has given up, and with a lost answer: then the
+    node is launched, and not twice."""
     faults.fail("RunInstances", "UnauthorizedOperation", status=403)
-    done = cli("resume")
-    assert done.returncode == 1
-    assert "UnauthorizedOperation" in done.stderr
+    assert "UnauthorizedOperation" in cli.fails(1, "resume")
     assert live(ec2, cli.cluster) == failed[:1]
 
-    came, go = faults.hold("RunInstances")
-    process = cli.start("resume")
-    assert came.wait(60)
-    process.send_signal(signal.SIGINT)
-    go.set()
-    _, err = process.communicate(timeout=110)
-    assert process.returncode == 130, err
+    err = interrupted_at_call(cli, faults, "RunInstances", "resume")
     assert "then removing the new node" in err
     assert live(ec2, cli.cluster) == failed[:1]
+
+    before = len(launched(ec2, cli.cluster))
+    faults.complete_late("RunInstances", 1.0)
+    cli.fails(1, "resume", CLOUDDDP_TIME_SCALE="0.2")
+    assert live(ec2, cli.cluster) == failed[:1]
+    assert len(launched(ec2, cli.cluster)) == before + 1, "AWS has not completed the call"
 
     faults.lose_answer("RunInstances")
     cli.ok("resume", "-d")
@@ -80,29 +78,12 @@ def test_failed_launches_leave_the_other_nodes(cli: Any, ec2: Any, faults: Any, 
     assert remaining(ec2, cli.cluster).nothing
 
 
-def test_launch_that_aws_completes_after_the_client_has_given_up(
-    cli: Any, ec2: Any, faults: Any, failed: list[str]
-) -> None:
-    faults.complete_late("RunInstances", 1.0)
-    done = cli("resume", CLOUDDDP_TIME_SCALE="0.2")
-    assert done.returncode == 1, done.stderr
-    assert live(ec2, cli.cluster) == failed[:1]
-    assert len(launched(ec2, cli.cluster)) == 3, "AWS has not completed the call"
-
-
 def test_killed_before_the_answer_of_the_launch(cli: Any, ec2: Any, faults: Any, failed: list[str]) -> None:
     """The instance exists, and this computer does not know its id."""
-    came, go = faults.hold("RunInstances")
-    process = cli.start("resume")
-    assert came.wait(60)
-    process.kill()
-    process.communicate()
-    go.set()
+    interrupted_at_call(cli, faults, "RunInstances", "resume", number=signal.SIGKILL)
     wait_for(lambda: len(live(ec2, cli.cluster)) == 2, "the node was launched")
     before = set(live(ec2, cli.cluster))
-    done = cli("resume", "-d")
-    assert done.returncode == 0, done.stderr
-    assert "was launched by a command that was killed" in done.stderr
+    assert "was launched by a command that was killed" in cli.messages("resume", "-d")
     assert set(live(ec2, cli.cluster)) == before
     cli.ok("down", "-y")
     assert remaining(ec2, cli.cluster).nothing
@@ -118,19 +99,15 @@ def test_variables_are_read_again_and_never_recorded(cli: Any, tmp_path: Path) -
     recorded = "".join(path.read_text() for path in Path(cli.env["CLOUDDDP_HOME"]).rglob("job-*.json"))
     assert "typed-secret" not in recorded
     assert "from-file" not in recorded
-    refused = cli("resume")
-    assert refused.returncode == 2
-    assert "the value of A for job " in refused.stderr
-    assert "-e A=VALUE" in refused.stderr
+    refused = cli.fails(2, "resume")
+    assert "the value of A for job " in refused
+    assert "-e A=VALUE" in refused
     env.write_text("B=changed\n")
-    again = cli("resume", "-e", "A=another", "--", "--resume", "a.pt")
-    assert again.returncode == 5
+    again = cli.exits(5, "resume", "-e", "A=another", "--", "--resume", "a.pt")
     assert "value another changed ['--resume', 'a.pt']" in again.stdout
     assert "['--resume', 'a.pt', '-x']" in cli("resume", "-e", "A=another", "--", "-x").stdout
     env.unlink()
-    gone = cli("resume", "-e", "A=another")
-    assert gone.returncode == 2
-    assert "job.env" in gone.stderr
+    assert "job.env" in cli.fails(2, "resume", "-e", "A=another")
 
 
 def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
@@ -142,8 +119,7 @@ def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
     ec2.terminate_instances(InstanceIds=failed[:1])
     wait_for(lambda: failed[0] not in live(ec2, cli.cluster), "the other node has terminated")
     go.set()
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0, err
+    _, err = finished(process, 0)
     assert "no node that job" in err
     assert "2 ranks on 2 nodes" in err
     assert len(live(ec2, cli.cluster)) == 2
@@ -152,7 +128,7 @@ def test_node_that_is_lost_while_another_is_replaced_is_replaced_too(
 @pytest.mark.parametrize(
     ("moment", "caller", "words"),
     [
-        ("connect", "resume_job", ("resume",)),
+        ("connect", "_resume_job", ("resume",)),
         ("connect_reachable", "connected", ("exec", "--node", "0", "--", "true")),
     ],
 )
@@ -169,12 +145,18 @@ def test_command_says_that_another_one_has_removed_the_cluster(
     ec2.terminate_instances(InstanceIds=live(ec2, cli.cluster))
     wait_for(lambda: not live(ec2, cli.cluster), "the nodes have terminated")
     process.send_signal(signal.SIGCONT)
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1, err
+    _, err = finished(process, 1)
     assert "somebody terminated it, with a `down` or another call" in err
 
 
-def test_launch_that_was_refused_is_not_resumed(cli: Any) -> None:
+def test_ctrl_c_while_watch_starts_the_job_again(cli: Any, ec2: Any, failed: list[str]) -> None:
+    _, err = interrupted_at(cli, "job.launch:launch", "watch", on_call=True)
+    assert "has lost a node; resuming it" in err
+    assert "was being started; it was ended; the cluster is still up" in err
+    assert len(live(ec2, cli.cluster)) == len(failed)
+
+
+def test_launch_that_was_refused_or_killed_before_its_start_is_not_resumed(cli: Any) -> None:
     direct(cli)
     cli.write("script.py", SCRIPT)
     cli.write("wait.py", "import time\ntime.sleep(600)\n")
@@ -182,52 +164,32 @@ def test_launch_that_was_refused_is_not_resumed(cli: Any) -> None:
     assert cli("launch", "script.py").returncode == 1
     assert cli("launch", "script.py", "--nproc-per-node", "9").returncode in (1, 2)
     cli.ok("cancel", job)
-    done = cli("resume", "-d")
-    assert done.returncode == 0, done.stderr
-    assert f"resuming job {job} as" in done.stderr
+    assert f"resuming job {job} as" in cli.messages("resume", "-d")
     unknown = cli("resume", "nothing")
     assert "jobs: " in unknown.stderr
     assert f"{job}, " in unknown.stderr
-
-
-def test_launch_that_was_killed_before_its_start_is_not_resumed(cli: Any) -> None:
-    direct(cli)
-    cli.write("script.py", SCRIPT)
-    assert cli("launch", "script.py").returncode == 5
-    killed = interrupted_at(
-        cli, "job.launch:launch", "launch", "script.py", on_call=True, number=signal.SIGKILL
-    )
-    assert killed.returncode == -signal.SIGKILL
-    done = cli("resume", "-d")
-    assert done.returncode == 1
-    assert "was not started on any node" in done.stderr
-    # As if that launch had --down: the nodes would end without a job.
-    path = max(Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/job-*.json"), key=lambda one: one.name)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"poweroff": 1.0}))
-    end = f"1 min 00 s after the end of job {path.stem[4:]}, which ends its nodes (--down); an hour later"
-    assert end in " ".join(cli.ok("status").split())
-    assert f"the nodes end {end}" in " ".join(cli("jobs").stderr.split())
+    cli.ok("cancel")
+    at_call: Any = {"on_call": True, "number": signal.SIGKILL, "code": -signal.SIGKILL}
+    interrupted_at(cli, "job.launch:launch", "launch", "script.py", **at_call)
+    assert "was not started on any node" in cli.fails(1, "resume", "-d")
 
 
 def test_nothing_to_resume(cli: Any, tmp_path: Path) -> None:
     cli.env["CLOUDDDP_HOME"] = str(tmp_path / "state")  # without the jobs of other tests
     cli.ok("up", "-n", "1")
-    done = cli("resume")
-    assert done.returncode == 1
-    assert "no job of this cluster was launched from this computer" in done.stderr
+    assert "no job of this cluster was launched from this computer" in cli.fails(1, "resume")
     assert cli("resume", "--nodes-min", "0").returncode == 2
     assert cli("watch", "--times", "0").returncode == 2
 
 
 def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> None:
     """Another node had got a copy before: the only one that is left."""
-    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("save.py", "import os\nif os.environ['RANK'] == '0': open('snapshot', 'w').write('saved')\n")
     cli.write("fail.py", "import os\nprint('found', os.path.exists('snapshot'))\nraise SystemExit(5)\n")
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    direct(cli, nodes=2)
     cli.ok("launch", "save.py")
     assert cli("launch", "fail.py").stdout.count("found True") == 2
-    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ids = [node["instance_id"] for node in listed_nodes(cli)]
     ec2.terminate_instances(InstanceIds=ids[:1])
     wait_for(lambda: live(ec2, cli.cluster) == ids[1:], "the node has terminated")
     assert cli("resume").stdout.count("found True") == 2
@@ -237,13 +199,12 @@ def test_replacement_gets_what_the_lost_node_had_written(cli: Any, ec2: Any) -> 
 
 def test_what_only_the_lost_node_has_is_named_before_another_is_bought(cli: Any, ec2: Any) -> None:
     """The newest file is of the end of the job: the ranks save at a notice."""
-    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("save.py", SAVE)
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    direct(cli, nodes=2)
     process = cli.start("launch", "save.py", CLOUDDDP_HEARTBEAT="2")
     report = ".cloudddp/jobs/*/wrote-1.json"
     wait_for(lambda: any(list(home.glob(report)) for home in homes(cli)), "node 1 has reported its files")
-    ids = [node["instance_id"] for node in json.loads(cli.ok("status", "--json"))[0]["nodes"]]
+    ids = [node["instance_id"] for node in listed_nodes(cli)]
     ec2.terminate_instances(InstanceIds=ids[1:])
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode, err
@@ -270,14 +231,12 @@ def test_watch_waits_while_another_command_resumes_the_job(cli: Any) -> None:
     with (folder / "resume-lock").open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         process = cli.start("watch")
-        seen = process.stderr.readline()
-        while "waiting for another cloudddp command, which resumes a job of this cluster" not in seen:
-            seen = process.stderr.readline()
-            assert seen, process.communicate()
-        done = cli("resume")
-        assert done.returncode == 1
-        assert "another cloudddp command is resuming a job of cluster" in done.stderr
+        lines_until(
+            process.stderr, "waiting for another cloudddp command, which resumes a job of this cluster"
+        )
+        assert "another cloudddp command is resuming a job of cluster" in cli.fails(1, "resume")
     lines = {process.stdout.readline() for _ in range(2)}
     assert lines == {"[rank 0 | node 0] began\n", "[rank 1 | node 1] began\n"}
     cli.ok("cancel")
-    process.communicate(timeout=TIMEOUT)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, "next:" in err) == (130, False), err

@@ -3,11 +3,13 @@ up."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import interrupt, until
+from support.harness import finished, until
+from support.interrupts import interrupted_at_call
 
 TYPE = "p4d.24xlarge"
 UNLISTED = dict.fromkeys(("elastic-ip", "instance", "security-group", "placement-group", "key-pair"), 1.0)
@@ -32,13 +34,7 @@ def test_interrupt_removes_what_is_not_listed_yet(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions, action: str
 ) -> None:
     conditions(unlisted=UNLISTED)
-    came, go = faults.hold(action)
-    process = cli.start("up", "-n", "2", "-t", TYPE)
-    assert came.wait(60)
-    process.send_signal(2)
-    go.set()
-    code, _, err = interrupt(process, 0)
-    assert code == 130, err
+    interrupted_at_call(cli, faults, action, "up", "-n", "2", "-t", TYPE)
     assert listed_everything(ec2, cli.cluster) == []
 
 
@@ -50,8 +46,7 @@ def test_address_that_was_allocated_twice_and_is_not_listed_is_released(
     conditions(unlisted=UNLISTED)
     faults.lose_answer("AllocateAddress")
     faults.fail("AssociateAddress", "UnauthorizedOperation", times=9, status=403)
-    done = cli("up", "-n", "2", "-t", TYPE, **SCALED)
-    assert done.returncode == 1, done.stderr
+    cli.fails(1, "up", "-n", "2", "-t", TYPE, **SCALED)
     assert listed_everything(ec2, cli.cluster) == []
 
 
@@ -61,16 +56,13 @@ def test_call_that_aws_completes_after_the_client_has_given_up(
 ) -> None:
     """A connection that breaks, or a read timeout, does not end the call at AWS."""
     faults.complete_late(action, 1.0, times=10 if action == "AllocateAddress" else 5)
-    done = cli("up", "-n", "2", "-t", TYPE, **SCALED)
-    assert done.returncode == 1, done.stderr
-    assert "without confirming it" in done.stderr
+    assert "without confirming it" in cli.fails(1, "up", "-n", "2", "-t", TYPE, **SCALED)
     assert listed_everything(ec2, cli.cluster) == []
 
 
 def test_launch_that_aws_completes_after_the_client_has_given_up(cli: Any, remains: Any, faults: Any) -> None:
     faults.complete_late("RunInstances", 1.0)
-    done = cli("up", "-n", "2", **SCALED)
-    assert done.returncode == 1, done.stderr
+    cli.fails(1, "up", "-n", "2", **SCALED)
     assert remains().nothing
 
 
@@ -78,12 +70,8 @@ def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions
 ) -> None:
     conditions(unlisted=dict.fromkeys(UNLISTED, 5.0))
-    came, go = faults.hold("CreatePlacementGroup")
-    process = cli.start("up", "-n", "2", "-t", TYPE)
-    assert came.wait(60)
-    process.kill()
-    process.communicate(timeout=60)
-    go.set()
+    words = ("up", "-n", "2", "-t", TYPE)
+    interrupted_at_call(cli, faults, "CreatePlacementGroup", *words, number=signal.SIGKILL)
     assert len(listed_everything(ec2, cli.cluster)) == 3
     cli.ok("down", "-y", CLOUDDDP_TIME_SCALE="0.4")
     assert listed_everything(ec2, cli.cluster) == []
@@ -118,8 +106,7 @@ def test_expired_credentials_before_anything_was_created(cli: Any, ec2: Any, fau
     for action in ("ImportKeyPair", *READS):
         faults.fail(action, "RequestExpired", times=99)
     go.set()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1, err
+    _, err = finished(process, 1)
     assert "may still be running" not in err
     assert "RequestExpired" in err
     assert listed_everything(ec2, cli.cluster) == []
@@ -132,8 +119,7 @@ def test_expired_credentials_before_a_node_was_requested(cli: Any, ec2: Any, fau
     for action in ("AllocateAddress", "RunInstances", *READS):
         faults.fail(action, "RequestExpired", times=99)
     go.set()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 3, err
+    _, err = finished(process, 3)
     assert "still be running" not in err
     assert "no node was requested" in err
     assert all(kind in err for kind in ("key pair key-", "security group sg-", "placement group pg-"))

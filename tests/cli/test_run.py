@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, interrupt
+from support.harness import finished, interrupt
 from support.interrupts import interrupted_at
 
 
@@ -24,12 +24,10 @@ def test_interrupt_when_the_cluster_is_ready_removes_it(
     cli: Any, remains: Any, moment: str, caller: str, on_call: bool
 ) -> None:
     cli.write("train.py", "print('never runs')\n")
-    done = interrupted_at(
-        cli, moment, "run", "-n", "1", "--nproc-per-node", "1", "train.py", caller=caller, on_call=on_call
-    )
-    assert done.returncode == 130, done.stderr
+    run = ("run", "-n", "1", "--nproc-per-node", "1", "train.py")
+    out, _ = interrupted_at(cli, moment, *run, caller=caller, on_call=on_call)
     assert remains().nothing
-    assert "never runs" not in done.stdout
+    assert "never runs" not in out
 
 
 @pytest.mark.parametrize("moment", ["cli.actions.run:_end", "signals:protected"])
@@ -38,12 +36,10 @@ def test_interrupt_before_the_teardown_does_not_prevent_it(cli: Any, remains: An
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
     cli.write("ok.py", "print('ran')\n")
     caller = "_end" if moment == "signals:protected" else ""
-    done = interrupted_at(
-        cli, moment, "run", "-n", "1", "--nproc-per-node", "1", "ok.py", caller=caller, on_call=True
-    )
-    assert "ran" in done.stdout
+    run = ("run", "-n", "1", "--nproc-per-node", "1", "ok.py")
+    out, _ = interrupted_at(cli, moment, *run, caller=caller, on_call=True, code=0)
+    assert "ran" in out
     assert remains().nothing
-    assert done.returncode == 0, done.stderr
 
 
 def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
@@ -54,8 +50,7 @@ def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains
         "pathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\n"
         "time.sleep(600 * int(os.environ['RANK']))\nsys.exit(7)",
     )
-    done = cli("run", "-n", "2", "--nproc-per-node", "1", "seven.py")
-    assert done.returncode == 7, done.stderr
+    cli.fails(7, "run", "-n", "2", "--nproc-per-node", "1", "seven.py")
     assert remains().nothing
     assert [path.read_text() for path in cli.cwd.glob("results/*/runs/made")] == ["x"]
 
@@ -76,9 +71,7 @@ def test_interrupted_run_reports_that_the_cluster_is_removed(cli: Any, remains: 
 def test_run_refuses_before_it_creates_nodes(cli: Any, faults: Any) -> None:
     cli.write("train.py", "")
     cli.write("big.bin", "x" * 3_000_000)
-    done = cli("run", "train.py", CLOUDDDP_SYNC_MAX_MB="1")
-    assert done.returncode == 2, done.stderr
-    assert "sync.max_mb" in done.stderr
+    assert "sync.max_mb" in cli.fails(2, "run", "train.py", CLOUDDDP_SYNC_MAX_MB="1")
     assert faults.calls == []
 
 
@@ -91,8 +84,7 @@ def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
     assert came.wait(60)
     cli.ok("up", "-n", "1", AWS_ENDPOINT_URL=simulator.endpoint)
     go.set()
-    out, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 1, err
+    out, err = finished(process, 1)
     assert "already exists; `run` creates and removes a cluster of its own" in err
     assert "never runs" not in out
     assert len(remains().instances) == 1
@@ -104,9 +96,7 @@ def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any, words: tuple
     cli.write(
         "cloudddp.toml", "[job]\nnproc_per_node = 2\n[cluster]\nnodes = 1\ninstance_type = 'g5.xlarge'\n"
     )
-    done = cli(*words)
-    assert done.returncode == 2, done.stderr
-    assert "1 GPU, fewer than the 2 ranks" in done.stderr
+    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, *words)
     assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
 
 

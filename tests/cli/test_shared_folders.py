@@ -20,8 +20,7 @@ def test_ranks_share_a_folder_whose_results_are_pulled_once(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\n[setup]\nrun = ["echo done > shared/setup"]\n')
     cli.write("train.py", SCRIPT)
-    done = cli("launch", "train.py")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "launch", "train.py")
     assert done.stdout.count("all here done") == 2
     assert "mounting shared on all nodes" in done.stderr
     assert "a link stands in for the network file system" in done.stderr
@@ -49,6 +48,4 @@ def test_unknown_file_system_is_refused_before_a_node_is_asked(cli: Any) -> None
     direct(cli)
     cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\nsource = "fs-0123456789abcdef0"\n')
     cli.write("train.py", "")
-    done = cli("launch", "train.py")
-    assert done.returncode == 2, done.stderr
-    assert "no file system fs-0123456789abcdef0 of EFS or FSx" in done.stderr
+    assert "no file system fs-0123456789abcdef0 of EFS or FSx" in cli.fails(2, "launch", "train.py")

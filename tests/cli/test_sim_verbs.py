@@ -112,10 +112,9 @@ def test_running_simulator_with_other_options_is_refused(own: CommandLine) -> No
         (("--pending-seconds", "1"), "with --pending-seconds 0.5"),
         (("--nodes", "namespace"), "with process nodes"),
     ):
-        done = own("sim", "start", *other)
-        assert done.returncode == 1
-        assert f"the simulator is already running, {runs}\n" in done.stderr
-        assert "cloudddp sim stop" in done.stderr
+        err = own.fails(1, "sim", "start", *other)
+        assert f"the simulator is already running, {runs}\n" in err
+        assert "cloudddp sim stop" in err
     own.env["CLOUDDDP_SIM_NODES"] = "namespace"
     ignored = "CLOUDDDP_SIM_NODES=namespace has no effect: a simulator with process nodes runs"
     assert ignored in own("ls").stderr
@@ -151,9 +150,8 @@ def test_seconds_out_of_range_are_refused(own: CommandLine) -> None:
 def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        done = own("sim", "start", "--port", str(port), "--nodes", "process")
-    assert done.returncode == 1
-    first, second = done.stderr.splitlines()
+        err = own.fails(1, "sim", "start", "--port", str(port), "--nodes", "process")
+    first, second = err.splitlines()
     assert first == f"cloudddp: the simulator cannot start: port {port} of 127.0.0.1 is in use"
     assert "cloudddp sim stop" in second
     assert "--port" in second
@@ -254,16 +252,14 @@ def test_policies_of_start_are_shown_and_cannot_change_while_it_runs(own: Comman
     assert "allows nothing" not in started.stderr
     assert f"calls are limited by --policy {policy} (sha256 " in own.ok("sim", "status")
     assert str(policy) in json.loads(own.ok("sim", "status", "--json"))["policies"]["policy"]
-    done = own("sim", "start", "--scp", "policy.json")
-    assert done.returncode == 1
-    assert "the simulator is already running, with no --scp" in done.stderr
+    err = own.fails(1, "sim", "start", "--scp", "policy.json")
+    assert "the simulator is already running, with no --scp" in err
     again = f"`cloudddp sim stop`, then `cloudddp sim start --scp {policy}`"
-    assert again in done.stderr
+    assert again in err
     policy.write_text(json.dumps({**everything, "Id": "edited"}))
-    done = own("sim", "start", "--policy", "policy.json")
-    assert done.returncode == 1
-    assert done.stderr.count("sha256") == 2
-    assert ", and the file has changed since (sha256 " in done.stderr
+    err = own.fails(1, "sim", "start", "--policy", "policy.json")
+    assert err.count("sha256") == 2
+    assert ", and the file has changed since (sha256 " in err
     own.write("broken.json", "{")
     for name, words in (
         ("broken.json", "broken.json is not a policy: not valid JSON"),
@@ -277,7 +273,6 @@ def test_policy_that_allows_nothing_is_named_at_the_start(own: CommandLine) -> N
     not enough."""
     deny = {"Effect": "Deny", "Action": "ec2:RunInstances", "Resource": "*"}
     own.write("scp.json", json.dumps({"Version": "2012-10-17", "Statement": [deny]}))
-    started = own("sim", "start", "--nodes", "process", "--scp", "scp.json")
-    assert started.returncode == 0, started.stderr
-    assert "--scp scp.json allows nothing, so every call is denied" in started.stderr
-    assert "replaces FullAWSAccess" in started.stderr
+    started = own.messages("sim", "start", "--nodes", "process", "--scp", "scp.json")
+    assert "--scp scp.json allows nothing, so every call is denied" in started
+    assert "replaces FullAWSAccess" in started

@@ -29,29 +29,24 @@ def boot(simulator: Any) -> Iterator[Callable[..., None]]:
 def test_up_waits_while_logins_are_refused(cli: Any, boot: Callable[..., None]) -> None:
     """And shows the limit and the reason."""
     boot(ssh_seconds=7, nologin_seconds=8, first_import_seconds=1)
-    done = cli("up", "-n", "2", CLOUDDDP_TIME_SCALE="0.1")
-    assert done.returncode == 0, done.stderr
+    err = cli.messages("up", "-n", "2", CLOUDDDP_TIME_SCALE="0.1")
     wait = "waiting for SSH on every node, for up to 10 min"
-    assert f"{wait}\n" in done.stderr
-    assert re.search(rf"{wait}; not yet: nodes 0, 1; node \d \(i-\w+\) at .*refused", done.stderr)
+    assert f"{wait}\n" in err
+    assert re.search(rf"{wait}; not yet: nodes 0, 1; node \d \(i-\w+\) at .*refused", err)
 
 
 def test_defective_gpus_are_refused_unless_allowed(cli: Any, boot: Callable[..., None], remains: Any) -> None:
     pytest.importorskip("torch")
     problem = "has 3 of 4 GPUs that PyTorch can use: GPU 3: CUDA error: device is lost"
     boot(unusable_gpus=1)
-    done = cli("up", "-n", "1", "-t", "g5.12xlarge", CLOUDDDP_TIME_SCALE="0.05")
-    assert done.returncode == 1
-    assert problem in done.stderr
-    assert (
-        "checking GPUs, interfaces and the deadline on every node: waits until it has booted, " in done.stderr
-    )
-    assert "s for its 4 GPUs" in done.stderr
+    err = cli.fails(1, "up", "-n", "1", "-t", "g5.12xlarge", CLOUDDDP_TIME_SCALE="0.05")
+    assert problem in err
+    assert "checking GPUs, interfaces and the deadline on every node: waits until it has booted, " in err
+    assert "s for its 4 GPUs" in err
     assert remains().nothing
-    done = cli("up", "-n", "1", "-t", "g5.12xlarge", "--allow-cpu", CLOUDDDP_TIME_SCALE="0.05")
-    assert done.returncode == 0, done.stderr
-    assert "warning: node 0" in done.stderr
-    assert problem in done.stderr
+    err = cli.messages("up", "-n", "1", "-t", "g5.12xlarge", "--allow-cpu", CLOUDDDP_TIME_SCALE="0.05")
+    assert "warning: node 0" in err
+    assert problem in err
 
 
 def test_jobs_are_listed_while_a_replacement_boots(cli: Any, ec2: Any, boot: Callable[..., None]) -> None:
@@ -67,10 +62,20 @@ def test_jobs_are_listed_while_a_replacement_boots(cli: Any, ec2: Any, boot: Cal
     wait_for(lambda: len(running(cli)) == 2, "the replacement is launched")
     process.kill()  # otherwise `jobs` waits for it: both need the nodes' host keys
     process.communicate(timeout=TIMEOUT)
-    done = cli("jobs", "--json")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "jobs", "--json")
     assert "node 1 is booting: it replaces a lost node" in done.stderr
     assert [one["state"] for one in json.loads(done.stdout)] == ["failed"]
+
+
+def test_up_does_not_wait_for_a_node_that_was_stopped(cli: Any, ec2: Any, boot: Callable[..., None]) -> None:
+    boot(ssh_seconds=600)
+    process = cli.start("up", "-n", "1")
+    wait_for(lambda: "waiting for SSH" in process.stderr.readline(), "the node boots")
+    (node,) = running(cli)
+    ec2.stop_instances(InstanceIds=[node])
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert f"node 0 ({node}) was stopped while booting: Client.UserInitiatedShutdown" in err
 
 
 def running(cli: Any) -> list[str]:

@@ -43,13 +43,10 @@ def test_proxy_command_is_remembered(cli: Any, ec2: Any, simulator: Any) -> None
 
 
 def test_private_nodes_have_no_public_address(cli: Any, ec2: Any, simulator: Any) -> None:
-    shown = cli("up", "-n", "1", "--connect", "private", "--ssh-from", "127.0.0.0/8")
-    assert shown.returncode == 0, shown.stderr
-    assert "SSH by private address; the nodes have no public address" in shown.stderr
+    shown = cli.messages("up", "-n", "1", "--connect", "private", "--ssh-from", "127.0.0.0/8")
+    assert "SSH by private address; the nodes have no public address" in shown
     assert rules(ec2, cli.cluster, simulator.ssh_port) == ["127.0.0.0/8"]
-    refused = cli("allow-me")
-    assert refused.returncode == 2
-    assert 'does not apply to connect = "private"' in refused.stderr
+    assert 'does not apply to connect = "private"' in cli.fails(2, "allow-me")
     assert "here" in cli.ok("exec", "--", "echo here")
 
 
@@ -63,18 +60,15 @@ def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) 
     jump = JumpServer(tmp_path)
     jump.write_ssh_files()
     cli.env.update(HOME=str(tmp_path), CLOUDDDP_PROXY_JUMP=jump.given)
-    refused = cli("up", "-n", "1")
-    assert refused.returncode == 2
-    assert "no EC2 instance in us-east-1 has this address" in refused.stderr
-    assert "--ssh-from" in refused.stderr
+    refused = cli.fails(2, "up", "-n", "1")
+    assert "no EC2 instance in us-east-1 has this address" in refused
+    assert "--ssh-from" in refused
     cli.ok("up", "-n", "2", "--ssh-from", "127.0.0.1/32")
     assert cli.ok("exec", "--", "echo here").count("here") == 2
     # The checks of both `up`; then for each node: `up`, the same with its new host key, and `exec`.
     assert len(jump.logins) == 2 + 2 * 3
     jump.stop()
-    done = cli("down")
-    assert done.returncode == 0, done.stderr
-    assert "did not answer: jobs and results there are unknown" in done.stderr
+    assert "did not answer: jobs and results there are unknown" in cli.messages("down")
     jump.start(jump.port)
     jump.close()
 
@@ -93,8 +87,7 @@ def test_jump_host_whose_name_is_invalid_is_a_usage_error(
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh" / "config").write_text(config)
     cli.env.update(HOME=str(tmp_path))
-    refused = cli("up", "-n", "1", "--proxy-jump", given)
-    assert refused.returncode == 2, refused.stderr
-    assert "is not a host name" in refused.stderr
-    assert ("~/.ssh/config" if config else "proxy_jump") in refused.stderr
+    refused = cli.fails(2, "up", "-n", "1", "--proxy-jump", given)
+    assert "is not a host name" in refused
+    assert ("~/.ssh/config" if config else "proxy_jump") in refused
     assert faults.count("ImportKeyPair") == 0

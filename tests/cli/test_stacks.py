@@ -39,13 +39,9 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
         (0, 0, "wait_for_others"),
         (1, 1, "load_batch"),
     ]
-    unknown = cli("stacks", "20200101-000000-dead")
-    assert unknown.returncode == 1
-    assert "not found" in unknown.stderr
+    assert "not found" in cli.fails(1, "stacks", "20200101-000000-dead")
     cli.ok("cancel")
-    ended = cli("stacks")
-    assert ended.returncode == 1
-    assert "(cancelled): no rank runs, and none has left a dump" in ended.stderr
+    assert "(cancelled): no rank runs, and none has left a dump" in cli.fails(1, "stacks")
     cli.write("cloudddp.toml", '[setup]\nrun = ["false"]\n')
     cli("launch", "hang.py")
     assert "(failed): no rank runs, and none has left a dump" in cli("stacks").stderr
@@ -76,9 +72,8 @@ def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
     pytest.importorskip("torch")
     direct(cli, nodes=2)
     cli.write("dumps.py", DUMPS)
-    failed = cli("launch", "dumps.py")
-    assert failed.returncode == 1
-    (advice,) = [line for line in failed.stderr.splitlines() if "did not join the collective" in line]
+    failed = cli.fails(1, "launch", "dumps.py")
+    (advice,) = [line for line in failed.splitlines() if "did not join the collective" in line]
     job = advice.split("stacks ")[1].split("`")[0]
     sentence = (
         "flight recorder: Not all ranks joining collective, sequence number: 2; group info: 0:default_pg; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.harness import listed_nodes, wait_for
+from support.harness import finished, listed_nodes, wait_for
 from support.jobs import direct, written
 
 WRITE = (
@@ -23,8 +23,8 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: An
     ec2.stop_instances(InstanceIds=[node])
     wait_for(lambda: listed_nodes(cli)[1]["state"] == "stopped", "it has stopped")
     sentence = f"node 1 ({node}) is stopped (Client.UserInitiatedShutdown"
-    pulled = cli("pull", "--node", "0")
-    assert (pulled.returncode, "node 0: 1 file" in pulled.stdout) == (0, True), pulled
+    pulled = cli.exits(0, "pull", "--node", "0")
+    assert "node 0: 1 file" in pulled.stdout
     assert sentence in pulled.stderr
     for words, code, out in (
         (("exec", "--node", "0", "--", "echo hello"), 0, "hello"),
@@ -32,8 +32,7 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: An
         (("logs",), 1, "[rank 0 | node 0] hello"),
         (("jobs",), 1, "succeeded"),
     ):
-        done = cli(*words)
-        assert done.returncode == code, done
+        done = cli.exits(code, *words)
         assert out in done.stdout
         assert words[0] == "ssh" or sentence in done.stderr
     for words in (
@@ -46,22 +45,18 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: An
         ("pull", "--node", "1"),
         ("up", "-n", "2", "-t", "g5.12xlarge"),
     ):
-        done = cli(*words)
-        assert done.returncode == 1, done
-        assert sentence in done.stderr
-        assert "resume --replace 1" in done.stderr, done
+        err = cli.fails(1, *words)
+        assert sentence in err
+        assert "resume --replace 1" in err, err
     for words, code in (
         (("watch", "--times", "1"), 0),  # of the node that runs
         (("stacks",), 1),
         (("cancel",), 1),
     ):
-        done = cli(*words, CLOUDDDP_TIME_SCALE="0.1")
-        assert done.returncode == code, done
+        done = cli.exits(code, *words, CLOUDDDP_TIME_SCALE="0.1")
         assert sentence in done.stderr, (words, done.stderr)
         assert "Traceback" not in done.stderr
-    done = cli("resume", "--replace", "1", "-d")
-    assert done.returncode == 1, done  # the job has succeeded: nothing is replaced
-    assert "succeeded" in done.stderr
+    assert "succeeded" in cli.fails(1, "resume", "--replace", "1", "-d")
     assert listed_nodes(cli)[1]["instance_id"] == node
     ec2.start_instances(InstanceIds=[node])
     wait_for(lambda: listed_nodes(cli)[1]["state"] == "running", "it runs again")
@@ -73,16 +68,14 @@ def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> 
     (node,) = listed_nodes(cli)
     ec2.stop_instances(InstanceIds=[node["instance_id"]])
     wait_for(lambda: listed_nodes(cli)[0]["state"] == "stopped", "it has stopped")
-    done = cli("jobs")
-    assert done.returncode == 1
-    assert f"node 0 ({node['instance_id']}) is stopped" in done.stderr
-    assert f"start-instances --region us-east-1 --instance-ids {node['instance_id']}" in done.stderr
-    assert "--replace" not in done.stderr
-    down = cli("down", "-y")
-    assert down.returncode == 0
-    assert f"node 0 ({node['instance_id']}) is stopped" in down.stderr
-    assert "jobs and results there are unknown" in down.stderr
-    assert "no key" not in down.stderr
+    err = cli.fails(1, "jobs")
+    assert f"node 0 ({node['instance_id']}) is stopped" in err
+    assert f"start-instances --region us-east-1 --instance-ids {node['instance_id']}" in err
+    assert "--replace" not in err
+    down = cli.messages("down", "-y")
+    assert f"node 0 ({node['instance_id']}) is stopped" in down
+    assert "jobs and results there are unknown" in down
+    assert "no key" not in down
 
 
 def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
@@ -93,8 +86,7 @@ def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     written(cli, "began")
     node = listed_nodes(cli)[1]["instance_id"]
     ec2.stop_instances(InstanceIds=[node])
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 3, err
+    _, err = finished(process, 3)
     line = next(one for one in err.splitlines() if f"node 1: AWS reports that {node} is stop" in one)
     assert "; `aws ec2 start-instances --region us-east-1 --instance-ids " in line
     assert line.endswith(" launches another")

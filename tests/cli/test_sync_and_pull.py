@@ -47,8 +47,7 @@ def test_results_are_pulled_and_not_sent_back(cli: Any) -> None:
         "    os.mkfifo('runs/pipe')\n",
     )
     cli.ok("launch", "write.py")
-    done = cli("pull")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "pull")
     assert "node 0: 2 files," in done.stdout, done.stdout
     assert "left out runs/pipe" in done.stderr
     assert "left out runs/outside" in done.stderr
@@ -59,9 +58,7 @@ def test_results_are_pulled_and_not_sent_back(cli: Any) -> None:
     assert "up to date" in cli("sync").stderr
     cli.ok("pull", "--all-nodes", "--to", "out", "write.py")
     assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
-    missing = cli("pull", "nowhere")
-    assert missing.returncode == 1
-    assert "nothing to pull" in missing.stderr
+    assert "nothing to pull" in cli.fails(1, "pull", "nowhere")
 
 
 def test_file_that_a_job_changed_is_not_lost_with_the_next_sync(cli: Any) -> None:
@@ -143,10 +140,9 @@ def test_files_of_each_job_go_to_its_folder(outputs: str, cli: Any) -> None:
     )
     for names in (("old/a", "b"), (), ("b", "c")):
         cli.ok("launch", "write.py", *names)
-    first = cli("pull", "--all-nodes")
-    assert first.returncode == 0, first.stderr
+    first = cli.messages("pull", "--all-nodes")
     one, two, three = sorted((cli.cwd / "results").iterdir())
-    assert f"of these, 2 files of job {one.name}: results/{one.name}" in first.stderr
+    assert f"of these, 2 files of job {one.name}: results/{one.name}" in first
     copies = {f"node{k}/runs/{name}-{1 - k}" for k in (0, 1) for name in ("old/a", "b") if outputs}
     expected = {
         one: {f"node{k}/runs/old/a-{k}" for k in (0, 1)},
@@ -166,17 +162,13 @@ def test_pull_of_a_job_that_has_written_nothing_yet(cli: Any) -> None:
     direct(cli)
     cli.write("wait.py", "import time; time.sleep(600)")
     job = cli.ok("launch", "-d", "wait.py").strip()
-    done = cli("pull")
-    assert done.returncode == 1
-    assert (
-        f"nothing to pull yet: job {job} is running and has not written any files in the project"
-        in done.stderr
-    )
+    err = cli.fails(1, "pull")
+    assert f"nothing to pull yet: job {job} is running and has not written any files in the project" in err
     cli.ok("cancel")
     assert "yet" not in cli("pull").stderr
 
 
-def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
+def test_folder_larger_than_the_memory_is_sent_and_pulled(cli: Any, tmp_path: Any) -> None:
     """Sparse files: what is sent, in all, is more than the process may take."""
     direct(cli, nodes=1)
     for name, size in {"data/large.bin": 300 << 20, **{f"data/{k}.bin": 3 << 20 for k in range(20)}}.items():
@@ -189,6 +181,12 @@ def test_folder_larger_than_the_memory_is_sent(cli: Any, tmp_path: Any) -> None:
     assert process.returncode == 0, (tmp_path / "err.txt").read_text()
     assert "sending 21 files, 360.0 MiB" in (tmp_path / "err.txt").read_text()
     assert process.peak_memory < 200e6
+    cli.write("a.py", "")
+    cli.ok("launch", "a.py")
+    pulled = cli.to_files(tmp_path, "pull", "--to", "out", "data/large.bin")
+    assert pulled.returncode == 0, (tmp_path / "err.txt").read_text()
+    assert pulled.peak_memory < 200e6
+    assert (cli.cwd / "out/data/large.bin").stat().st_size == 300 << 20
 
 
 def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None:

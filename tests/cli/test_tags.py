@@ -120,10 +120,8 @@ def test_invalid_tags_do_not_stop_status_and_down(cli: Any, ec2: Any, remains: A
     instances = {}
     for key, values in BAD.items():
         instances[tagged_instance(ec2, cli.cluster, **{key.removeprefix("cloudddp:"): values[0]})] = key
-    shown = cli("status")
-    assert shown.returncode == 0, shown.stderr
-    done = cli("down", "-y")
-    assert done.returncode == 0, done.stderr
+    shown = cli.exits(0, "status")
+    done = cli.exits(0, "down", "-y")
     assert f"{len(instances)} nodes terminated" in done.stdout
     assert remains().nothing
     for instance, key in instances.items():
@@ -148,8 +146,7 @@ def test_own_cluster_with_changed_tags_is_shown_and_removed(cli: Any, ec2: Any, 
     ec2.create_tags(Resources=remains().groups, Tags=[path])
     ec2.create_tags(Resources=remains().instances, Tags=[path, evil])
     for words in (("status",), ("ls",), ("down", "-y")):
-        done = cli(*words)
-        assert done.returncode == 0, done.stderr
+        done = cli.exits(0, *words)
         for line in (done.stdout + done.stderr).splitlines():
             assert line.isprintable(), (words, line)
     assert remains().nothing
@@ -163,8 +160,6 @@ def test_node_with_invalid_id_is_terminated_with_the_cluster(cli: Any, ec2: Any,
     ec2.create_tags(Resources=[victim], Tags=[{"Key": "cloudddp:cluster-id", "Value": "²"}])
     listed = json.loads(cli.ok("status", "--json"))
     assert sorted(str(one["cluster_id"])[:2] for one in listed) == ["No", "c-"]
-    refused = cli("launch", "ok.py")
-    assert refused.returncode == 1
-    assert "1 of 2 nodes" in refused.stderr
+    assert "1 of 2 nodes" in cli.fails(1, "launch", "ok.py")
     cli.ok("down", "-y")
     assert remains().nothing

@@ -71,5 +71,4 @@ def test_missing_files_and_programs_are_reported(cli: Any) -> None:
     assert "into logs?" in err
     python = cli.write("python", '#!/bin/sh\necho "No module named pip" >&2\nexit 1\n')
     python.chmod(0o755)
-    err = cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(python))
-    assert "TensorBoard does not run" in err
+    assert "TensorBoard does not run" in cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(python))

@@ -27,8 +27,7 @@ def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     direct(cli, nodes=2, ranks=1)
     cli.write("hello.py", "print('hello')")
     cli.ok("launch", "hello.py")
-    done = cli("--timings", "launch", "hello.py")
-    assert done.returncode == 0
+    done = cli.exits(0, "--timings", "launch", "hello.py")
     assert "begin" not in done.stdout
     found = spans(done.stderr)
     assert {"start of Python", "imports: launch"} <= set(found)
@@ -40,7 +39,6 @@ def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
 
 def test_timings_of_a_command_that_fails(cli: Any) -> None:
     for words in (("status",), ("exec", "--", "true")):
-        failed = cli(words[0], "--timings", "-c", "absent", *words[1:])
-        assert failed.returncode == 1
-        assert "AWS ec2 describe_instances" in spans(failed.stderr)
+        failed = cli.fails(1, words[0], "--timings", "-c", "absent", *words[1:])
+        assert "AWS ec2 describe_instances" in spans(failed)
     assert "begin   took" not in cli("status").stderr

@@ -67,13 +67,10 @@ def test_training_status_is_shown(one_node: Any) -> None:
     assert training.pop("reported").endswith("+00:00")
     assert training == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
     assert "step 12 of 30" in cli.ok("jobs")
-    done = cli("cancel")
-    assert done.returncode == 0
-    assert "the training last reported step 12 of 30" in done.stderr
-    ended = cli("logs", "-f")
-    assert ended.returncode == 130
-    assert "cancelled: cancelled" not in ended.stderr
-    assert "the training last reported step 12 of 30" in ended.stderr
+    assert "the training last reported step 12 of 30" in cli.messages("cancel")
+    ended = cli.fails(130, "logs", "-f")
+    assert "cancelled: cancelled" not in ended
+    assert "the training last reported step 12 of 30" in ended
 
 
 def test_exit_code_overrides_the_reported_state(one_node: Any) -> None:
@@ -87,8 +84,7 @@ def test_exit_code_overrides_the_reported_state(one_node: Any) -> None:
         ("failed", 0, "succeeded"),
         ("preempted", 143, "preempted"),
     ):
-        done = cli("launch", "work.py", state, str(code))
-        assert done.returncode == code
+        done = cli.exits(code, "launch", "work.py", state, str(code))
         assert newest(cli)["state"] == expected
     assert "preempted: its ranks were asked to stop (SIGTERM)" in done.stderr
     assert "the training stopped after step 12 of 30, with a snapshot" in done.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, instances_of
+from support.harness import finished, instances_of, lines_until
 
 CHECKED = ("--trial", "--price", "1")  # a list of prices gets old
 ID = re.compile(
@@ -34,10 +34,9 @@ def trial_nodes(ec2: Any, err: str) -> list[str]:
 
 
 def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, ec2: Any) -> None:
-    done = cli("doctor", *CHECKED)
-    assert done.returncode == 0, done.stderr
-    assert trial_nodes(ec2, done.stderr) == []
-    assert "nothing is left" in done.stderr
+    err = cli.messages("doctor", *CHECKED)
+    assert trial_nodes(ec2, err) == []
+    assert "nothing is left" in err
     report = report_in(cli.cwd)
     assert (report["result"], report["left"], report["aws_calls"]) == ("passed", False, [])
     assert [phase["name"] for phase in report["phases"]] == ["doctor", "up", "exec", "down"]
@@ -49,15 +48,14 @@ def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, 
     assert report["cluster"]["type"] == "g4dn.xlarge"
     names = {step["name"] for step in report["steps"]}
     assert {"AWS ec2 run_instances", "SSH connect", "wait: nodes are terminated"} <= names
-    assert not [line for line in done.stderr.splitlines() if "(seconds)" in line]  # no waterfall
+    assert not [line for line in err.splitlines() if "(seconds)" in line]  # no waterfall
 
 
 def test_failed_launch_is_in_the_report_by_its_code(cli: Any, ec2: Any, conditions: Any) -> None:
     refused = {"code": "InsufficientInstanceCapacity", "message": "no i-0123456789 for 10.0.0.1"}
     conditions(reject={"RunInstances": {**refused, "status": 500, "calls": 100}})
-    done = cli("doctor", *CHECKED)
-    assert done.returncode == 1, done.stderr
-    assert trial_nodes(ec2, done.stderr) == []
+    err = cli.fails(1, "doctor", *CHECKED)
+    assert trial_nodes(ec2, err) == []
     report = report_in(cli.cwd)
     assert (report["result"], report["failed_in"], report["left"]) == ("failed", "up", False)
     assert refused["code"] in [
@@ -70,14 +68,9 @@ def test_interrupted_trial_removes_its_node(cli: Any, ec2: Any, conditions: Any,
     """By Ctrl-C, or because its terminal was closed."""
     conditions(boot={"ssh_seconds": 600})
     process = cli.start("doctor", *CHECKED)
-    shown = ""
-    while "waiting for SSH" not in shown:
-        line = process.stderr.readline()
-        assert line, shown
-        shown += line
+    shown = lines_until(process.stderr, "waiting for SSH")
     process.send_signal(number)
-    _, rest = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 130, shown + rest
+    _, rest = finished(process, 130)
     assert trial_nodes(ec2, shown + rest) == []
     report = report_in(cli.cwd)
     assert (report["result"], report["failed_in"]) == ("interrupted", "up")
@@ -112,10 +105,9 @@ def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
         "cloudddp.toml",
         '[cluster]\nnodes = 4\ninstance_type = "p5.48xlarge"\nprice = 0.1\nspot = true\nmax_cost = 900\n',
     )
-    done = cli("doctor", "--trial")
-    assert done.returncode == 0, done.stderr
-    assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in done.stderr
-    assert "$0.53 per node (on-demand list price" in done.stderr
+    err = cli.messages("doctor", "--trial")
+    assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in err
+    assert "$0.53 per node (on-demand list price" in err
     assert report_in(cli.cwd)["cluster"]["spot"] is False
 
 
@@ -149,11 +141,9 @@ def test_report_that_cannot_be_written_is_printed(cli: Any, tmp_path: Path) -> N
     cli.cwd = tmp_path / "removed"
     cli.cwd.mkdir()
     trial = cli.start("doctor", *CHECKED)
-    while "creating the nodes" not in trial.stderr.readline():
-        assert trial.poll() is None
+    lines_until(trial.stderr, "creating the nodes")
     cli.cwd.rmdir()
-    out, err = trial.communicate(timeout=TIMEOUT)
-    assert trial.returncode == 0, err
+    out, err = finished(trial, 0)
     assert f"cannot write {cli.cwd}/cloudddp-trial-" in err
     assert json.loads(out[out.index("{\n") :])["result"] == "passed"
     cli.cwd = tmp_path

@@ -85,18 +85,13 @@ def test_results_that_cannot_replace_what_is_there(cli: Any, sealed: Callable[[P
     cli.write("write.py", "import os\nos.makedirs('runs/a')\nopen('runs/a/x', 'w').write('1')\n")
     cli.ok("launch", "write.py")
     cli.write("file/runs", "a file")
-    done = cli("pull", "--to", "file")
-    assert done.returncode == 1
-    assert "file/runs" in done.stderr
+    assert "file/runs" in cli.fails(1, "pull", "--to", "file")
     cli.write("folder/runs/a/x/y", "a folder")
-    done = cli("pull", "--to", "folder")
-    assert done.returncode == 1
-    assert "folder/runs/a/x" in done.stderr
+    assert "folder/runs/a/x" in cli.fails(1, "pull", "--to", "folder")
     sealed(cli.cwd / "to" / "runs" / "a")
-    done = cli("pull", "--to", "to")
-    assert done.returncode == 1, done.stderr
-    assert "cannot write" in done.stderr
-    assert "bug" not in done.stderr
+    err = cli.fails(1, "pull", "--to", "to")
+    assert "cannot write" in err
+    assert "bug" not in err
     assert sorted(path.name for path in (cli.cwd / "to").iterdir()) == ["runs"]
 
 

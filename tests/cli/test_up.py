@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from support.faults import without_element
 from support.harness import clean_environment, interrupt, wait_for
+from support.interrupts import interrupted_at_call
 
 
 def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
     """The requests themselves are in tests/golden/requests."""
-    out = cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
-    assert "is ready" in out
+    assert "is ready" in cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
     found = [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
     assert len(found) == 2
@@ -38,18 +38,14 @@ def test_second_up_changes_nothing(cli: Any, faults: Any, remains: Any) -> None:
     cli.ok("up", "-n", "1", "--max-hours", "2")
     before = remains()
     faults.calls.clear()
-    again = cli("up", "-n", "1", "--max-hours", "20", "--max-cost", "100")
-    assert again.returncode == 0
-    assert "nothing was changed" in again.stdout
+    assert "nothing was changed" in cli.ok("up", "-n", "1", "--max-hours", "20", "--max-cost", "100")
     assert set(faults.calls) == {"DescribeInstances"}
     for words, text in (
         (("-n", "2"), "it has 1 node, 2 were requested"),
         (("-n", "1", "--max-cost=1"), "--max-cost 1"),
         (("-n", "1", "--max-hours=1"), "--max-hours 1"),
     ):
-        other = cli("up", *words)
-        assert other.returncode == 1
-        assert text in other.stderr
+        assert text in cli.fails(1, "up", *words)
     assert remains() == before
     cli.ok("down", "-y")
     assert not {"DescribeRegions", "GetCallerIdentity"} & set(faults.calls)  # the cluster is recorded here
@@ -57,18 +53,15 @@ def test_second_up_changes_nothing(cli: Any, faults: Any, remains: Any) -> None:
 
 def test_missing_credentials_are_reported(cli: Any) -> None:
     cli.env = {**clean_environment(AWS_REGION="us-east-1"), "CLOUDDDP_HOME": cli.env["CLOUDDDP_HOME"]}
-    done = cli("up", "-y")
-    assert done.returncode == 1
-    assert "no AWS credentials" in done.stderr
-    assert "aws configure" in done.stderr
-    assert "Traceback" not in done.stderr
+    err = cli.fails(1, "up", "-y")
+    assert "no AWS credentials" in err
+    assert "aws configure" in err
 
 
 def test_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
-    done = cli("up", "-t", "t3.micro", "--price", "0.01")
-    assert done.returncode == 2
-    assert "t3.micro has no GPU" in done.stderr
-    assert "--allow-cpu" in done.stderr
+    err = cli.fails(2, "up", "-t", "t3.micro", "--price", "0.01")
+    assert "t3.micro has no GPU" in err
+    assert "--allow-cpu" in err
     assert not any(call.startswith(("Run", "Create", "Import")) for call in faults.calls)
     del cli.env["CLOUDDDP_YES"]
     planned = cli("up", "-n", "1", "-t", "t3.micro", "--price", "0.01", "--allow-cpu")
@@ -76,9 +69,7 @@ def test_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
 
 
 def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
-    done = cli("up", "-t", "t3.micro", "--allow-cpu")
-    assert done.returncode == 2
-    assert "--price" in done.stderr
+    assert "--price" in cli.fails(2, "up", "-t", "t3.micro", "--allow-cpu")
     assert "RunInstances" not in faults.calls
 
 
@@ -96,9 +87,7 @@ def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
 )
 def test_refused_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
     faults.fail(action, "UnauthorizedOperation", times=20)
-    done = cli("up", "-n", "2")
-    assert done.returncode == 1
-    assert "UnauthorizedOperation" in done.stderr
+    assert "UnauthorizedOperation" in cli.fails(1, "up", "-n", "2")
     assert faults.count(action) == 1
     assert remains().nothing
 
@@ -112,10 +101,9 @@ def test_refused_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action
 )
 def test_refused_launch_has_a_hint(cli: Any, faults: Any, remains: Any, code: str, message: str) -> None:
     faults.fail("RunInstances", code, times=20)
-    done = cli("up", "-n", "1")
-    assert done.returncode == 1
-    assert code in done.stderr
-    assert message in done.stderr
+    err = cli.fails(1, "up", "-n", "1")
+    assert code in err
+    assert message in err
     assert remains().nothing
 
 
@@ -133,24 +121,17 @@ def test_calls_are_repeated_until_aws_knows_what_was_created(cli: Any, faults: A
 
 
 def test_nodes_without_visible_tags_are_terminated_by_id(cli: Any, faults: Any, remains: Any) -> None:
-    launched, release = faults.hold("RunInstances")
     faults.rewrite("DescribeInstances", without_element("reservationSet"))
-    process = cli.start("up", "-n", "2")
-    assert launched.wait(60)
-    process.send_signal(signal.SIGINT)
-    release.set()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2")
     assert not remains().instances
 
 
 def test_failed_rollback_exits_3(cli: Any, faults: Any, remains: Any) -> None:
     faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
     faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
-    done = cli("up", "-n", "1")
-    assert done.returncode == 3
+    err = cli.fails(3, "up", "-n", "1")
     (group,) = remains().groups
-    assert group in done.stderr
+    assert group in err
 
 
 def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: Any) -> None:
@@ -172,14 +153,8 @@ def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: An
 def test_interrupt_during_run_instances_leaves_nothing(
     cli: Any, faults: Any, remains: Any, number: int
 ) -> None:
-    launched, release = faults.hold("RunInstances")
-    process = cli.start("up", "-n", "2")
-    assert launched.wait(60)
-    assert remains().instances  # they exist, and `up` does not know their ids yet
-    process.send_signal(number)
-    release.set()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130, err
+    """The instances exist, and `up` does not know their ids yet."""
+    err = interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2", number=number)
     assert "nothing was left running" in err
     assert remains().nothing
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.exposed import command_lines, files_with
-from support.harness import interrupt
+from support.harness import interrupt, lines_until
 from support.jobs import direct, lines_by_rank
 from support.repositories import git
 
@@ -57,10 +57,7 @@ def test_values_are_in_no_command_line_file_or_message(cli: Any, tmp_path: Path)
     process = cli.start(
         "launch", "-v", "-e", "TOKEN", "--env-file", str(secrets), "show.py", "TOKEN", "FILED", TOKEN=SECRET
     )
-    line = process.stdout.readline()
-    while "TOKEN" not in line:
-        assert line
-        line = process.stdout.readline()
+    lines_until(process.stdout, "TOKEN")
     lines = command_lines()
     assert any(b"show.py" in one for one in lines)
     assert not any(SECRET.encode() in one for one in lines)
@@ -87,10 +84,9 @@ def test_values_are_in_no_command_line_file_or_message(cli: Any, tmp_path: Path)
 def test_bad_variables_are_refused(cli: Any, words: tuple[str, ...], text: str) -> None:
     cli.write("show.py", SHOW)
     cli.write("bad", "A=1\nhunter2\n")
-    done = cli("launch", *words, "show.py")
-    assert done.returncode == 2
-    assert text in done.stderr
-    assert "hunter2" not in done.stderr
+    err = cli.fails(2, "launch", *words, "show.py")
+    assert text in err
+    assert "hunter2" not in err
 
 
 # -- .env files --------------------------------------------------------------------------------------------
@@ -117,8 +113,7 @@ def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path
     cli.write("list.py", "import os; print(os.environ['TOKEN'], sorted(os.listdir('.')))")
     cli.write("keys/secrets.txt", "TOKEN=hunter2\n")
     (cli.cwd / "link.txt").symlink_to("keys/secrets.txt")
-    done = cli("launch", "--env-file", "link.txt", "list.py")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "launch", "--env-file", "link.txt", "list.py")
     assert "may hold secrets: keys/secrets.txt, link.txt (" in done.stderr
     assert lines_by_rank(done.stdout)[0] == ["hunter2 ['list.py']"]
 
@@ -126,7 +121,5 @@ def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path
 def test_value_that_is_not_utf_8_is_refused(cli: Any, faults: Any) -> None:
     cli.write("show.py", SHOW)
     for words in (["-e", "RAW"], ["-e", "RAW=\udcff"]):
-        done = cli("launch", *words, "show.py", RAW="\udcff")
-        assert done.returncode == 2, done.stderr
-        assert "--env RAW: its value is not UTF-8" in done.stderr
+        assert "--env RAW: its value is not UTF-8" in cli.fails(2, "launch", *words, "show.py", RAW="\udcff")
     assert faults.calls == []

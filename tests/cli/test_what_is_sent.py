@@ -25,10 +25,9 @@ from cloudddp.job.job_request import Script
 
 def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
     """Run a command that has to be refused before anything is called; return what it says."""
-    done = cli(*words, **env)
-    assert done.returncode == 2, done
+    err = cli.fails(2, *words, **env)
     assert faults.calls == []
-    return str(done.stderr)
+    return str(err)
 
 
 # -- folders that are no project -----------------------------------------------------------------------------
@@ -154,10 +153,9 @@ def test_nodes_with_the_files_of_another_project_are_not_overwritten_unasked(
     first = tmp_path / "project" / "train.py"
     os.utime(cli.cwd / "train.py", ns=(first.stat().st_atime_ns, first.stat().st_mtime_ns))
     for words in (("launch", "train.py"), ("sync",)):
-        done = cli(*words, CLOUDDDP_YES="")
-        assert done.returncode == 1, done
-        assert "has the files of another project" in done.stderr
-        assert "sync --yes" in done.stderr
+        err = cli.fails(1, *words, CLOUDDDP_YES="")
+        assert "has the files of another project" in err
+        assert "sync --yes" in err
     assert "kept" in cli.ok("exec", "--", "cat data.txt")
     asked = terminal("launch", "train.py")
     asked.read_until(b"Replace them")
@@ -388,6 +386,7 @@ def test_submodule_without_files_is_named(tmp_path: Path) -> None:
     git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", "../inner", "lib")
     git(tmp_path / "outer", "commit", "-qm", "two")
     git(tmp_path, "clone", "-q", "outer", "clone")
+    assert set(project_files.of_config(tmp_path / "clone", Config()).manifest) == {".gitmodules", "b.py"}
     assert "not sent: lib: submodules without files" in warnings(tmp_path / "clone")
 
 
@@ -412,14 +411,10 @@ def test_bytes_that_are_not_utf_8_are_carried(cli: Any, tmp_path: Path) -> None:
         "import os, sys; print(list(map(os.fsencode, sys.argv)), os.listdir(b'.'))"
         "; os.mkdir('runs'); open(b'runs/out\\xff', 'w')",
     )
-    dry = cli("launch", "--dry-run", f"{RAW}.py", RAW)
-    assert dry.returncode == 0, dry.stderr
-    done = cli("launch", f"{RAW}.py", RAW)
-    assert done.returncode == 0, done.stderr
-    assert r"[b'bad\xff.py', b'bad\xff'] [b'bad\xff.py']" in done.stdout
+    cli.ok("launch", "--dry-run", f"{RAW}.py", RAW)
+    assert r"[b'bad\xff.py', b'bad\xff'] [b'bad\xff.py']" in cli.ok("launch", f"{RAW}.py", RAW)
     for words in (["jobs"], ["jobs", "--json"], ["status"], ["sync"], ["pull"]):
-        other = cli(*words)
-        assert other.returncode == 0, (words, other)
+        cli.ok(*words)
     again = cli("resume")
     assert "has succeeded" in again.stderr, again
 

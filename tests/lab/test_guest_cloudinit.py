@@ -16,7 +16,6 @@ import pytest
 from support.harness import cannot
 
 from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.files import payload_text
 from cloudddp.simulator.guest import cloud_init, devices, dispatch
 from cloudddp.simulator.hosts import node_spec as parser
 from cloudddp.simulator.hosts.namespaces import overlay
@@ -25,9 +24,8 @@ GPUS = [{"name": "NVIDIA A10G", "memory_mib": 22888, "seed": 7}] * 2
 
 
 def our_user_data() -> str:
-    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     now = datetime(2026, 11, 20, 12, tzinfo=UTC)
-    return user_data(Identity("c", "k", "p", "q"), now, now + timedelta(hours=2), (texts[0], texts[1]))
+    return user_data(Identity("c", "k", "p", "q"), now, now + timedelta(hours=2))
 
 
 def test_cloud_init_accepts_our_user_data(tmp_path: Path) -> None:

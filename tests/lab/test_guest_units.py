@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.files import payload_text
 from cloudddp.simulator.guest import units
 from cloudddp.simulator.hosts import node_spec as parser
 
@@ -24,9 +23,8 @@ def timer(*lines: str) -> units.Unit:
 
 def our_units() -> dict[str, units.Unit]:
     """The units in cloudddp's user data, for a deadline at noon, two hours after the start."""
-    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
     ends = datetime.fromtimestamp(NOON, UTC)
-    text = user_data(Identity("c", "k", "p", "q"), ends - timedelta(hours=2), ends, (texts[0], texts[1]))
+    text = user_data(Identity("c", "k", "p", "q"), ends - timedelta(hours=2), ends)
     commands = parser.parse(text.encode()).config["bootcmd"]
     written = [
         re.search(r"> (\S+/)?(\S+\.(?:timer|service)) <<'END'\n(.*)\nEND$", one, re.S)

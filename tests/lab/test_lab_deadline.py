@@ -12,10 +12,9 @@ from typing import Any
 import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, reachable, shell
+from support.labnode import LabLaptop, attempt, reachable, reboot, shell
+from support.userdata import product_user_data
 
-from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.files import payload_text
 from cloudddp.simulator import control
 
 AHEAD = timedelta(seconds=15)  # time to boot a node and to inject the fault
@@ -48,22 +47,11 @@ class Case:
         """Return when the node's SSH port is closed."""
         until(lambda: not reachable(self.laptop.sim, self.node["PublicIpAddress"], 22))
 
-    def reboot(self) -> None:
-        """Reboot through EC2, and wait until the node has booted."""
-        before = self.home
-        self.laptop.ec2.reboot_instances(InstanceIds=[self.id])
-        until(lambda: self.home not in ("", before))
-
-    @property
-    def home(self) -> str:
-        listed = control.nodes(self.laptop.sim)
-        return next((str(n["home"]) for n in listed if n["instance_id"] == self.id), "")
-
 
 def full_disk_and_reboot(case: Case) -> None:
     control.fault(case.laptop.sim, "fill-disk", [case.id])
     assert attempt(case.ssh, "echo word > file").status != 0
-    case.reboot()
+    reboot(case.laptop, case.node)
 
 
 def full_state_folder(case: Case) -> None:
@@ -83,7 +71,7 @@ def all_processes_killed(case: Case) -> None:
 
 def stamp_in_the_future(case: Case) -> None:
     shell(case.ssh, f"sudo touch -d '+1 day' {STAMP}")
-    case.reboot()
+    reboot(case.laptop, case.node)
 
 
 def rebooting_at_the_deadline(case: Case) -> Rest:
@@ -127,17 +115,12 @@ FAULTS: list[Callable[[Case], Rest | None]] = [
 ]
 
 
-def ours(laptop: LabLaptop, expires: datetime) -> str:
-    """Return cloudddp's user data."""
-    texts = [payload_text(f"infra/node/{UNIT}.{kind}") for kind in ("timer", "service")]
-    identity = Identity("c", "k", laptop.host_key.private, laptop.host_key.public)
-    return user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
-
-
 def launch(laptop: LabLaptop) -> Case:
     """Launch a node with cloudddp's user data, and wait until its deadline is armed."""
     expires = datetime.now(UTC).replace(microsecond=0) + AHEAD
-    (node,) = laptop.launch(UserData=ours(laptop, expires), InstanceInitiatedShutdownBehavior="terminate")
+    (node,) = laptop.launch(
+        UserData=product_user_data(laptop, expires=expires), InstanceInitiatedShutdownBehavior="terminate"
+    )
     case = Case(laptop, node, laptop.login(node), expires)
     assert shell(case.ssh, "cloud-init status --wait") == "status: done"
     assert shell(case.ssh, f"systemctl is-active {UNIT}.timer") == "active"
@@ -173,7 +156,9 @@ def booting(laptop: LabLaptop, condition: str, seconds: float, expires: datetime
     """Launch a node that boots under a condition."""
     control.conditions(laptop.sim, {"boot": {condition: seconds}})
     try:
-        (node,) = laptop.launch(UserData=ours(laptop, expires), InstanceInitiatedShutdownBehavior="terminate")
+        (node,) = laptop.launch(
+            UserData=product_user_data(laptop, expires=expires), InstanceInitiatedShutdownBehavior="terminate"
+        )
     finally:
         control.conditions(laptop.sim, {"boot": {condition: None}})
     return node

@@ -12,10 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, inside, reachable, shell
+from support.labnode import LabLaptop, attempt, inside, reachable, reboot, reconnect, shell
 
 from cloudddp.simulator import control
 from cloudddp.simulator.linux import processes
@@ -39,35 +38,12 @@ print(received, flush=True)
 """
 
 
-def record(laptop: LabLaptop, node: dict[str, Any]) -> dict[str, Any]:
-    return next(n for n in control.nodes(laptop.sim) if n["instance_id"] == node["InstanceId"])
-
-
 def pids(laptop: LabLaptop, node: dict[str, Any]) -> list[int]:
     return [process.pid for process in processes.belonging(laptop.sim.home, node["InstanceId"])]
 
 
 def comm(pid: int) -> str:
     return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-def reboot(laptop: LabLaptop, node: dict[str, Any]) -> None:
-    """Reboot through EC2, and wait until the node has booted."""
-    before = record(laptop, node)["home"]
-    laptop.ec2.reboot_instances(InstanceIds=[node["InstanceId"]])
-    until(lambda: record(laptop, node)["home"] not in ("", before))
-
-
-def reconnect(laptop: LabLaptop, node: dict[str, Any]) -> paramiko.SSHClient:
-    """Connect to a node that is rebooting."""
-
-    def fresh() -> paramiko.SSHClient | None:
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            client = laptop.login_unverified(node)
-            return client if attempt(client, "test -e /run/before").status == 1 else None
-        return None
-
-    return until(fresh)
 
 
 # -- files left by root of a node --------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import gzip
 import re
 import shlex
@@ -13,11 +12,10 @@ from typing import Any
 import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, shell
+from support.labnode import LabLaptop, attempt, reconnect, shell
 from support.simlab import make_key
+from support.userdata import product_user_data
 
-from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.files import payload_text
 from cloudddp.simulator import control
 
 OTHER = make_key()
@@ -116,14 +114,7 @@ def test_reboot_keeps_the_disk_starts_enabled_units_and_runs_no_script_again(lab
     shell(ssh, "sudo systemctl enable mine; sudo touch /run/before")
     assert attempt(ssh, "systemctl is-active mine").out == b"inactive\n"
     attempt(ssh, "sudo reboot")
-
-    def back() -> paramiko.SSHClient | None:
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            fresh = lab_laptop.login_unverified(node)
-            return fresh if attempt(fresh, "test -e /run/before").status == 1 else None
-        return None
-
-    ssh = until(back)
+    ssh = reconnect(lab_laptop, node)
     assert lab_laptop.state(node["InstanceId"]) == "running"
     assert shell(ssh, "cloud-init status --wait; cat /srv/runs") == "status: done\nrun by root"
     until(lambda: attempt(ssh, "systemctl is-active mine").out == b"active\n")
@@ -137,10 +128,8 @@ def test_failed_command_is_an_error_in_the_status(lab_laptop: LabLaptop) -> None
 
 
 def test_node_booted_after_its_deadline_ends(lab_laptop: LabLaptop) -> None:
-    texts = [payload_text(f"infra/node/cloudddp-deadline.{kind}") for kind in ("timer", "service")]
-    identity = Identity("c", "k", lab_laptop.host_key.private, lab_laptop.host_key.public)
     expires = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
-    data = user_data(identity, expires - timedelta(hours=1), expires, (texts[0], texts[1]))
+    data = product_user_data(lab_laptop, expires=expires)
     (node,) = lab_laptop.run(UserData=data, InstanceInitiatedShutdownBehavior="terminate")
     ended(lab_laptop, node, "terminated")
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, inside, network_namespace, reachable, serve, shell
+from support.labnode import LabLaptop, inside, reachable, seen_by, serve, shell
 from support.simlab import execute
 
 from cloudddp.errors import CloudDDPError
@@ -55,19 +55,6 @@ def connect_seconds(lab: control.Simulator, address: str) -> float:
         started = time.monotonic()
         socket.create_connection((address, 22), timeout=30).close()
         return time.monotonic() - started
-
-
-def seen_from(lab: control.Simulator, node: Any, address: str, port: int) -> str:
-    """Return what a node reads from a connection that it makes, or '' without one. Needs no SSH."""
-    shown = next(one for one in control.nodes(lab) if one["instance_id"] == node["InstanceId"])
-    with network_namespace(Path(f"/proc/{shown['home'].split('/')[2]}/ns/net")):
-        try:
-            with socket.create_connection((address, port), timeout=5) as connection:
-                if port == 80:
-                    connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
-                return connection.recv(99).decode()
-        except OSError:
-            return ""
 
 
 def test_round_trip_takes_the_latency(shared_lab_laptop: LabLaptop, pair: Any, link: SetLink) -> None:
@@ -136,12 +123,15 @@ def count(client: Any) -> list[str]:
     return shell(client, "cat count").split()
 
 
-def test_nodes_among_themselves_are_not_affected(lab: control.Simulator, pair: Any, link: SetLink) -> None:
+def test_nodes_among_themselves_are_not_affected(
+    shared_lab_laptop: LabLaptop, pair: Any, link: SetLink
+) -> None:
+    lab = shared_lab_laptop.sim
     first, second = pair
     link({"loss": 100})
     assert not reachable(lab, first["PublicIpAddress"], 22)
-    assert seen_from(lab, first, second["PrivateIpAddress"], 4000) == first["PrivateIpAddress"]
-    assert seen_from(lab, first, "169.254.169.254", 80).startswith("HTTP/1")
+    assert seen_by(shared_lab_laptop, first, second["PrivateIpAddress"], 4000) == first["PrivateIpAddress"]
+    assert seen_by(shared_lab_laptop, first, "169.254.169.254", 80).startswith("HTTP/1")
     link(None)
     assert reachable(lab, first["PublicIpAddress"], 22, seconds=10)
 

@@ -7,18 +7,14 @@ https://docs.aws.amazon.com/vpc/latest/userguide/vpc-nat-gateway.html.
 
 from __future__ import annotations
 
-import socket
-from pathlib import Path
 from typing import Any
 
 import paramiko
 import pytest
 from support.account import Account, post_conditions, refused
 from support.harness import until
-from support.labnode import LabLaptop, call, network_namespace, reachable, serve
+from support.labnode import LabLaptop, call, reachable, seen_by, serve
 from support.vpcs import EVERYWHERE, Vpc
-
-from cloudddp.simulator import control
 
 
 def test_default_vpc_has_an_internet_gateway_and_a_route_to_it(account: Account) -> None:
@@ -141,18 +137,6 @@ def test_public_access_that_is_blocked(lab_laptop: LabLaptop) -> None:
     finally:
         ec2.modify_vpc_block_public_access_options(InternetGatewayBlockMode="off")
     assert open_ways() == "in out nat"
-
-
-def seen_by(laptop: LabLaptop, node: Any, address: str) -> str:
-    """Connect from a node that SSH does not reach. Returns its address as the server of `serve` sees it, or
-    ''."""
-    shown = next(one for one in control.nodes(laptop.sim) if one["instance_id"] == node["InstanceId"])
-    with network_namespace(Path(f"/proc/{shown['home'].split('/')[2]}/ns/net")):
-        try:
-            with socket.create_connection((address, 4000), timeout=1) as connection:
-                return connection.recv(99).decode()
-        except OSError:
-            return ""
 
 
 def test_vpn_reaches_the_private_addresses_of_one_vpc(lab_laptop: LabLaptop) -> None:

@@ -159,7 +159,6 @@ def attempt(user: int, wanted: dict[str, Any]) -> list[str]:
         capture_output=True,
         text=True,
         cwd="/",
-        timeout=300,
         check=False,
         env={"PATH": SYSTEM_PATH},
         **_as(user),

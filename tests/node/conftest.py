@@ -6,7 +6,9 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,20 @@ import pytest
 from support.agentnode import Node
 from support.buckets import make_bucket
 from support.gangs import Gangs, Make
+from support.imds import Metadata
+from support.localsync import LocalCluster
 from support.s3_server import S3
 from support.victim import Victim, owned
+
+HERE = Path(__file__).parent
+PORTABLE = {f"test_{name}.py" for name in ("protocol", "pull_from_s3", "transfer_frames")}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+    for item in items:
+        if item.path.parent == HERE and item.path.name not in PORTABLE:
+            item.add_marker(needs_linux)
 
 
 @pytest.fixture
@@ -30,6 +44,15 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 
 @pytest.fixture
+def metadata(node: Node) -> Iterator[Metadata]:
+    """The metadata service of the node."""
+    server = Metadata()
+    node.metadata = server.address
+    yield server
+    server.close()
+
+
+@pytest.fixture
 def gangs(tmp_path: Path) -> Iterator[Make]:
     made: list[Gangs] = []
 
@@ -39,6 +62,14 @@ def gangs(tmp_path: Path) -> Iterator[Make]:
 
     yield make
     assert [pid for one in made for pid in one.end()] == []
+
+
+@pytest.fixture
+def pair(gangs: Make) -> Gangs:
+    """Two nodes whose instances have ids."""
+    job = gangs(2, silence=5)
+    job.gang = replace(job.gang, peers=tuple(replace(peer, id=f"i-{peer.node}") for peer in job.gang.peers))
+    return job
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +93,12 @@ def s3() -> Iterator[S3]:
         yield server
         server.answer = lambda _: None
     server.close()
+
+
+@pytest.fixture
+def synced(tmp_path: Path) -> LocalCluster:
+    """A node that is synced as the laptop does."""
+    return LocalCluster(tmp_path / "nodes")
 
 
 @pytest.fixture

@@ -12,7 +12,19 @@ import time
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, WAITING, Node, alive, gone, processes_of, until
+from support.agentnode import (
+    FOREVER,
+    HANG_GUARD,
+    SAVES,
+    STUBBORN,
+    WAITING,
+    Node,
+    alive,
+    first_of,
+    gone,
+    processes_of,
+    until,
+)
 from support.gangs import Make, Processes, freeze, kill, thaw
 
 from agent.node import kernel
@@ -20,25 +32,6 @@ from cloudddp.agent.protocol import SUPERVISOR_VARIABLE
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
-IGNORING = """
-import signal
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-    signal.signal(number, signal.SIG_IGN)
-print('ready', flush=True)
-"""
-STUBBORN = IGNORING + FOREVER
-SAVING = """
-import signal, sys, time
-def save(*_):
-    time.sleep(1)
-    open('saved', 'w').close()
-    sys.exit(143)
-signal.signal(signal.SIGTERM, save)
-print('ready', flush=True)
-"""
 
 
 def wait_for_ranks(node: Node, *ranks: int) -> None:
@@ -53,7 +46,7 @@ def test_ranks_may_save_within_the_grace_and_end_with_their_children(node: Node)
     inner = f"{sys.executable} {node.script(STUBBORN)}; exit 0"
     commands = [
         (sys.executable, node.script(STUBBORN)),
-        (sys.executable, node.script(SAVING + FOREVER)),
+        (sys.executable, node.script(SAVES)),
         ("sh", "-c", inner),
         ("sh", "-c", f"trap '' TERM; {inner}"),
     ]
@@ -139,22 +132,17 @@ def test_frozen_agent_is_not_mistaken_for_a_dead_one(node: Node) -> None:
 
 
 SILENCE = 1.5  # seconds
-IGNORES = "import signal\nsignal.signal(15, signal.SIG_IGN)\n" + FOREVER
 
 
 def test_ranks_of_a_stopped_supervisor_end(gangs: Make) -> None:
     job = gangs(2, silence=SILENCE)
-    job.start(FOREVER, IGNORES)
+    job.start(FOREVER, STUBBORN)
     stopped = job.pids(1)
     freeze(stopped.supervisor)
-    first, second = job.states()
-    assert first.verdict is not None
-    assert first.verdict.first is not None
-    assert (first.verdict.first.cause, first.verdict.first.node) == (Cause.SILENT, 1)
-    assert second.verdict is not None
-    assert second.verdict.first is not None
-    assert (second.verdict.first.cause, second.verdict.first.node) == (Cause.AGENT, 1)
-    assert second.verdict.first.detail.startswith("it did nothing for ")
+    first, second = map(first_of, job.states())
+    assert (first.cause, first.node) == (Cause.SILENT, 1)
+    assert (second.cause, second.node) == (Cause.AGENT, 1)
+    assert second.detail.startswith("it did nothing for ")
     job.gone()
 
 

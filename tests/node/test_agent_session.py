@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import programs
 from support.agentnode import until
-from support.sshserver import Server, Site, site
+from support.sshserver import Server, Site
 
 from cloudddp.agent import client, program
 from cloudddp.agent.protocol import ExitCode, codec
@@ -23,7 +24,7 @@ from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.frames import FollowRequest
 from cloudddp.agent.protocol.jobs import JobsReply, JobsRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
-from cloudddp.agent.replies import NoSuchJob
+from cloudddp.agent.replies import RefusedByAgent
 from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec
@@ -41,35 +42,26 @@ class Node:
         return self.call(JobsRequest(), **more)
 
     def call(self, request: Any, **more: Any) -> Any:
-        return client.run_on_all(self.fleet, {0: request}, fatal=lambda _: False, **more).all()[0]
+        return client.call(self.fleet, 0, request, **more)
 
     @property
     def commands(self) -> int:
         """How many commands were started there so far."""
         return len(self.server._all)
 
-    def replace_python(self, program: str) -> None:
+    def replace_python(self, text: str) -> None:
         """Put a program in place of the node's python3."""
-        path = self.home / "bin" / "python3"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(program)
-        path.chmod(0o755)
+        programs.program(self.home / "bin" / "python3", text)
 
 
 @pytest.fixture
-def keys_of(tmp_path: Path) -> Iterator[Site]:
-    with site(tmp_path) as made:
-        yield made
-
-
-@pytest.fixture
-def node(keys_of: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
+def node(ssh_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Node]:
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))  # of the commands of the SSH server
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
-    server = keys_of.server()
-    with Fleet({0: keys_of.target(server.port)}) as fleet:
+    server = ssh_site.server()
+    with Fleet({0: ssh_site.target(server.port)}) as fleet:
         fleet.connect()
         found = Node(fleet, server, home)
         fleet.run(0, CommandSpec(program.ship(), program.compressed_agent()))
@@ -84,7 +76,7 @@ def test_one_command_serves_the_steps_of_a_connection(node: Node) -> None:
     for _ in range(5):
         assert node.jobs() == JobsReply(())
     assert node.commands == before + 1
-    with pytest.raises(NoSuchJob):
+    with pytest.raises(RefusedByAgent):
         node.call(NO_SUCH_JOB)
     assert node.jobs() == JobsReply(())
     assert node.commands == before + 2, "what a step that failed has left of its input is unknown"
@@ -223,20 +215,21 @@ def test_step_that_was_killed_is_named(node: Node) -> None:
         node.jobs()
 
 
-def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, keys_of: Site) -> None:
-    target = keys_of.target(node.server.port)
+def test_node_that_does_not_answer_does_not_hold_up_another(node: Node, ssh_site: Site) -> None:
+    target = ssh_site.target(node.server.port)
     with Fleet({0: target, 1: target}) as fleet:
         fleet.connect()
         asked = {0: JobsRequest(), 1: JobsRequest()}
-        assert client.run_on_all(fleet, asked).all() == dict.fromkeys(asked, JobsReply(()))
+        assert client.call_all(fleet, asked) == dict.fromkeys(asked, JobsReply(()))
         child = [child for child in node.server._all if child.returncode is None][-1]
         os.kill(child.pid, signal.SIGSTOP)
         try:
-            found = client.run_on_all(fleet, asked, timeout=1.0, fatal=lambda _: False)
+            silent: dict[int, NodeError] = {}
+            found = client.call_all(fleet, asked, timeout=1.0, silent=silent)
         finally:
             os.kill(child.pid, signal.SIGCONT)
-        assert [type(one) for one in found.errors.values()] == [NodeError]
-        assert list(found.values.values()) == [JobsReply(())]
+        assert len(silent) == 1
+        assert list(found.values()) == [JobsReply(())]
 
 
 def test_process_ends_with_a_step_that_fails(node: Node) -> None:
@@ -249,10 +242,7 @@ def test_process_ends_with_a_step_that_fails(node: Node) -> None:
 
 
 def test_program_that_a_step_starts_does_not_get_what_follows_on_stdin(node: Node) -> None:
-    program = node.home / "bin" / "nvidia-smi"
-    program.parent.mkdir(exist_ok=True)
-    program.write_text("#!/bin/sh\ncat > ~/stolen\n")
-    program.chmod(0o755)
+    programs.program(node.home / "bin" / "nvidia-smi", "cat > ~/stolen")
     for _ in range(2):
         assert node.call(ProbeRequest(project="project", private_ip="127.0.0.1")).gpus == 0
     assert (node.home / "stolen").read_bytes() == b""

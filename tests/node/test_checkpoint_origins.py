@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import until
-from support.gangs import Gangs, Make
+from support.agentnode import first_of, until
+from support.gangs import Gangs
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part, refusal
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.jobs import Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest
-from cloudddp.agent.protocol.snapshots import SnapshotSearch
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+from cloudddp.agent.protocol.sharing import SnapshotSearch
 
 SEARCH = SnapshotSearch("p", (), limit=1 << 20)
 LATEST = "ckpt/latest"
@@ -43,13 +40,6 @@ def save(text, folder="ckpt/latest"):
         os.rename(f"{{folder}}/.tmp", f"{{folder}}/.metadata")
     barrier(text + " end")
 """
-
-
-@pytest.fixture
-def pair(gangs: Make) -> Gangs:
-    job = gangs(2, silence=5)
-    job.gang = replace(job.gang, peers=tuple(replace(peer, id=f"i-{peer.node}") for peer in job.gang.peers))
-    return job
 
 
 @pytest.fixture
@@ -79,11 +69,6 @@ def have(job: Gangs, node: int) -> dict[str, str]:
     return {path.name: path.read_text()[:5] for path in folder.iterdir()} if folder.exists() else {}
 
 
-def notes(job: Gangs, name: str) -> str:
-    folder = job[0].folder(name)
-    return (folder / "launcher.log").read_text() + (folder / "ranks" / "0.log").read_text()
-
-
 def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, saves: str) -> None:
     """As found: node 1 is lost after the second job has saved, and its copies of the first save are on node
     0. A node that replaces it gets nothing."""
@@ -102,7 +87,7 @@ def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, 
     until(lambda: have(pair, 1) == {SHARD_1: "other"})
     (moved,) = (pair[0].project / REPLACED).glob(f"*/{LATEST}/*")
     assert (moved.name, moved.read_text()) == (SHARD_1, "first")
-    until(lambda: f"moved to {REPLACED}" in notes(pair, "job-2"))
+    until(lambda: f"moved to {REPLACED}" in pair.notes(0, "job-2"))
     (Path(saves.split("'")[1]) / "stop").touch()
     pair[0].ended("job-2")
     pair.gone()
@@ -113,7 +98,7 @@ def test_copies_give_way_to_the_next_save_and_a_lost_half_is_named(pair: Gangs, 
     run(pair, "job-3", "")
     assert have(pair, 1) == {}
     text = f"not copied: {LATEST} is not a complete checkpoint: {SHARD_1} of job "
-    assert text in notes(pair, "job-3")
+    assert text in pair.notes(0, "job-3")
 
 
 def test_ranks_may_change_nodes(pair: Gangs, saves: str) -> None:
@@ -161,9 +146,8 @@ def test_ranks_do_not_start_beside_two_saves_in_one_folder(pair: Gangs, saves: s
     )
     verdict = run(pair, "job-1", code, retries=1)
     assert verdict.phase is JobPhase.FAILED
-    assert verdict.first is not None
     text = f"a shard was written after {METADATA}: another save had begun"
-    assert f"{LATEST} is not a complete checkpoint: node 0: {text}" in verdict.first.detail
+    assert f"{LATEST} is not a complete checkpoint: node 0: {text}" in first_of(verdict).detail
     assert text in known(pair).problems[LATEST]
 
 
@@ -184,10 +168,10 @@ def test_attempts_are_told_apart_and_whole_numbered_checkpoints_go_on(pair: Gang
         assert not (pair[node].project / "step-2").exists()
         moved = {path.name for path in (pair[node].project / REPLACED).glob("*/step-2/*")}
         assert f"__{node}_0.distcp" in moved
-    assert f"moved to {REPLACED}: step-2 is not a complete checkpoint: " in notes(pair, "job-2")
+    assert f"moved to {REPLACED}: step-2 is not a complete checkpoint: " in pair.notes(0, "job-2")
 
 
-OLDER = '{"files": {"ckpt/latest/__1_0.distcp": ["i-1", 5, 5]}}'
+OLDER = '{"copies": {"ckpt/latest/__1_0.distcp": ["i-1", 5, 5]}}'
 
 
 def test_damaged_record_of_copies_makes_their_origin_unknown(pair: Gangs, saves: str) -> None:
@@ -197,7 +181,7 @@ def test_damaged_record_of_copies_makes_their_origin_unknown(pair: Gangs, saves:
     assert have(pair, 0) == {SHARD_0: "first", SHARD_1: "first", METADATA: "first"}
     shutil.rmtree(pair[1].project / "ckpt")
     for number, record in enumerate(("{", OLDER, "x" * (65 << 20)), 3):
-        (pair[0].home / ".cloudddp" / "received-p.json").write_text(record)
+        (pair[0].home / ".cloudddp" / "results-p.json").write_text(record)
         assert "are of unknown origin" in known(pair).problems[LATEST]
         run(pair, f"job-{number}", "")
         assert have(pair, 1) == {}

@@ -17,13 +17,12 @@ from typing import Any
 
 import pytest
 from support import jail
-from support.agentnode import FOREVER, HANG_GUARD, Node, alive, gang_of, processes_of, until
+from support.agentnode import FOREVER, HANG_GUARD, SAVES, Node, alive, first_of, gang_of, processes_of, until
 
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import Container, Process, SetupReply, SetupRequest
+from cloudddp.agent.protocol.start import Container, Process, SetupReply
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 IMAGE = "train:1"
 
 
@@ -49,21 +48,12 @@ def plain(node: Node, tmp_path: Path) -> Node:
 
 
 def set_up(node: Node, *commands: str, image: str = IMAGE, torch: bool = False, **more: Any) -> SetupReply:
-    request = SetupRequest(
-        job=node.id(),
-        node=0,
-        project="p",
-        script="script.py",
-        commands=commands,
-        container=Container(image, torch=torch),
-        **more,
-    )
-    return node.call(request)
+    return node.set_up(*commands, container=Container(image, torch=torch), **more)
 
 
 def start(node: Node, *scripts: str, image: str = IMAGE, **more: Any) -> None:
     """Start ranks in an image that is set up."""
-    found = set_up(node, image=image, job="job-0") if "job" in more else set_up(node, image=image)
+    found = set_up(node, image=image)
     assert found.exit_code == 0, found
     processes = [
         Process((), ("python3", node.script(code)), {"RANK": str(rank), "LOCAL_RANK": str(rank)})
@@ -128,20 +118,7 @@ print(json.dumps({{
 def test_exit_code_of_a_rank_in_a_container(docker: Node) -> None:
     start(docker, "import sys; print('about to fail', file=sys.stderr); sys.exit(7)")
     state = docker.follow().state
-    assert state.phase is JobPhase.FAILED
-    assert state.verdict is not None and state.verdict.first is not None
-    assert (state.verdict.exit_code, state.verdict.first.cause) == (7, Cause.RANK)
-
-
-SAVES = """
-import signal, sys, time
-def save(*_):
-    open("saved", "a").write("x")
-    sys.exit(0)
-signal.signal(signal.SIGTERM, save)
-open("ready", "w")
-while True: time.sleep(0.05)
-"""
+    assert (state.phase, state.exit_code, first_of(state).cause) == (JobPhase.FAILED, 7, Cause.RANK)
 
 
 def test_rank_gets_sigterm_once_and_no_container_is_left(docker: Node) -> None:
@@ -229,15 +206,9 @@ def test_failing_command_of_the_setup_is_no_failure_of_the_image(docker: Node) -
 
 
 def test_cancelled_setup_leaves_no_container(docker: Node) -> None:
-    request = SetupRequest(
-        job=docker.id(),
-        node=0,
-        project="p",
-        script="script.py",
-        commands=("touch began; sleep 600",),
-        container=Container(IMAGE, torch=False),
+    process = docker.begin(
+        docker.setting_up("touch began; sleep 600", container=Container(IMAGE, torch=False))
     )
-    process = docker.begin(request)
     until(lambda: (docker.project / "began").exists())
     assert docker.cancel(grace=0.5).left == 0
     assert process.wait(HANG_GUARD) == 0

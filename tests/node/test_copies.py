@@ -20,13 +20,12 @@ from support.agentnode import Node, free_port, gang_of, until
 from support.buckets import ROOT, objects
 from support.exposed import files_with
 from support.imds import Metadata, given_a_role
-from support.s3_server import S3
+from support.programs import program
+from support.s3_server import S3, refusal
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase, Destination
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.start import Deadline, Process
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 BUCKET, PREFIX = "results", "team a/runs/c/job"
 DONE = (CopyPhase.COMPLETE, CopyPhase.INCOMPLETE)
@@ -149,24 +148,12 @@ def test_copy_without_all_results_of_a_failed_job_is_incomplete(node: Node, s3: 
     assert any("longer than 1024 bytes" in note for note in found.notes)
 
 
-def denied(_: dict[str, Any]) -> tuple[str, bytes]:
-    return (
-        "403 Forbidden",
-        b"<Error><Code>AccessDenied</Code><Message>User: x is not authorized</Message></Error>",
-    )
-
-
-def test_denied_copy_is_reported_and_ends_at_once(node: Node, s3: S3) -> None:
-    s3.answer = denied
-    found = copied(node, "pass")
-    assert found.phase is CopyPhase.INCOMPLETE
-    assert found.error == "AccessDenied: User: x is not authorized"
-    assert len(set(s3.requests)) == len(s3.requests)  # none is repeated
+DENIED = refusal("403 Forbidden", "AccessDenied", "User: x is not authorized")
 
 
 def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> None:
     """An upload is tried."""
-    s3.answer = lambda environ: denied(environ) if environ["REQUEST_METHOD"] == "PUT" else None
+    s3.answer = lambda environ: DENIED if environ["REQUEST_METHOD"] == "PUT" else None
     reply = node.call(node.starting("open('ran', 'w')", results=to(), gang=gang_of(1, preflight=True)))
     assert reply.unreachable is not None
     (problem,) = reply.unreachable.problems
@@ -182,20 +169,19 @@ def test_missing_permission_is_known_before_ranks_start(node: Node, s3: S3) -> N
 def test_node_whose_results_are_not_in_s3_stays_for_a_pull(
     node: Node, s3: S3, is_denied: bool, seconds: float
 ) -> None:
-    """One whose results are there ends as planned."""
-    s3.answer = lambda one: denied(one) if is_denied and one["PATH_INFO"].endswith("/model") else None
-    copied(node, WRITE + "open('runs/model', 'w').write('weights')", poweroff=100.0, keep=300.0)
+    """One whose results are there ends as planned. A copy that is denied ends at once."""
+    s3.answer = lambda _: DENIED if is_denied else None
+    found = copied(node, WRITE + "open('runs/model', 'w').write('weights')", poweroff=100.0, keep=300.0)
+    assert found.phase is (CopyPhase.INCOMPLETE if is_denied else CopyPhase.COMPLETE)
+    assert found.error == ("AccessDenied: User: x is not authorized" if is_denied else "")
+    assert not is_denied or len(set(s3.requests)) == len(s3.requests), "none is repeated"
     plan = node.store / "poweroff.json"
     until(lambda: json.loads(plan.read_text())["seconds"] == seconds)
-    plan.unlink()  # ends the agent
 
 
-def test_node_without_role_is_reported(node: Node) -> None:
-    other = Metadata()
-    other.found["placement/region"] = "us-east-1"
-    node.metadata = other.address
+def test_node_without_role_is_reported(node: Node, metadata: Metadata) -> None:
+    metadata.found["placement/region"] = "us-east-1"
     found = copied(node, "pass")
-    other.close()
     assert found.error == "the node has no credentials: no instance profile with a role is attached to it"
 
 
@@ -216,10 +202,7 @@ def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
         if not environ["PATH_INFO"].endswith("/model.pt") or failures == 0:
             return None
         failures -= 1
-        return (
-            "503 Slow Down",
-            b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>",
-        )
+        return refusal("503 Slow Down", "SlowDown")
 
     s3.answer = busy
     found = copied(node, WRITE + "open('runs/model.pt', 'w').write('weights'); open('runs/a', 'w')")
@@ -297,10 +280,7 @@ def test_bucket_of_another_region(node: Node, s3: S3) -> None:
     def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
         if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
             return None
-        text = (
-            "<Error><Code>PermanentRedirect</Code><Message>x</Message><Region>eu-central-1</Region></Error>"
-        )
-        return "301 Moved Permanently", text.encode()
+        return refusal("301 Moved Permanently", "PermanentRedirect", Region="eu-central-1")
 
     s3.answer = elsewhere
     assert copied(node, "print(1)").phase is CopyPhase.COMPLETE
@@ -343,9 +323,7 @@ def test_copy_to_a_server_that_does_not_answer_ends_before_the_deadline(node: No
 
 def test_python_without_boto3_is_reported(node: Node, tmp_path: Path) -> None:
     """The last candidate is the system's Python: this test needs one that lacks it."""
-    without = tmp_path / "python3"
-    without.write_text("#!/bin/sh\nexit 0\n")
-    without.chmod(0o755)
+    program(tmp_path / "python3", "exit 0")
     node.variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     if Path("/opt/pytorch/bin/python").exists():
         pytest.skip("this computer has a Python in /opt/pytorch")

@@ -7,17 +7,14 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.agentnode import Node
-from support.imds import Metadata, given_a_role
-from support.s3_server import S3
+from support.imds import given_a_role
+from support.s3_server import S3, refusal
 
 from agent.s3 import download
 from cloudddp.agent.protocol.start import DataCopy, SetupReply
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 BUCKET = "results"  # of the fixture
 LARGE = bytes(range(256)) * ((33 << 20) // 256)
@@ -127,13 +124,8 @@ def test_keys_that_cannot_be_files_of_a_folder_are_refused(s3: S3, keys: list[st
 
 def test_object_that_is_refused_or_cut_short_is_named(node: Node, s3: S3) -> None:
     put(s3, **{"sets/one/a": "1", "sets/one/b": "2"})
-    denied = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
-
-    def answer(environ: dict[str, Any]) -> tuple[str, bytes] | None:
-        refused = environ["PATH_INFO"].endswith("/sets/one/b")
-        return ("403 Forbidden", denied) if refused else None
-
-    s3.answer = answer
+    denied = refusal("403 Forbidden", "AccessDenied")
+    s3.answer = lambda environ: denied if environ["PATH_INFO"].endswith("/sets/one/b") else None
     reply = copy(node, "touch never")
     assert reply.data
     assert "1 of 2 objects were not copied: sets/one/b: " in reply.output
@@ -156,11 +148,9 @@ def test_file_of_the_project_at_the_path_is_kept(node: Node, s3: S3) -> None:
     assert files(node) == {"mine": b"kept"}
 
 
+@pytest.mark.usefixtures("metadata")
 def test_node_without_a_role_is_reported(node: Node, s3: S3) -> None:
     put(s3, **{"sets/one/a": "1"})
-    metadata = Metadata()
-    node.metadata = metadata.address
     reply = copy(node)
-    metadata.close()
     assert (reply.exit_code, reply.data) == (1, True)
     assert "no instance profile with a role is attached" in reply.output

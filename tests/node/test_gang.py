@@ -1,5 +1,5 @@
-"""The agents of several nodes that run one job: real processes, real signals, real connections. Whatever
-ends, all ranks end with it, and every node keeps the same verdict."""
+"""The agents of several nodes that run one job: real processes, signals and connections. No rank starts
+before all are connected; whatever ends, all ranks end with it, and every node keeps the same verdict."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ import json
 import os
 import resource
 import signal
+import socket
 import sys
 from dataclasses import replace
+from pathlib import Path
 
-import pytest
-from support.agentnode import FOREVER, WAITING, alive, until
-from support.gangs import Make, freeze, kill, thaw
+from support.agentnode import FOREVER, STUBBORN, alive, first_of, free_port, until
+from support.gangs import Gangs, Make, freeze, kill, thaw
+from support.programs import program
 
 from cloudddp.agent.protocol.jobs import MAX_LINES, Cause, ConcludeRequest, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
 TALKING = "for number in range(60): print('line', number, flush=True)\n"
 LAST_LINES = tuple(f"line {number}" for number in range(60 - MAX_LINES, 60))
-STUBBORN = (
-    "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint('ready', flush=True)\n" + FOREVER
-)
 
 
 # -- a rank --------------------------------------------------------------------------------------------------
@@ -49,20 +46,6 @@ def test_killed_rank_ends_all_ranks(gangs: Make) -> None:
     assert not any(map(alive, ranks))
     (other,) = job.states(0)[0].ranks
     assert (other.signal, other.asked) == (signal.SIGTERM, True)
-
-
-def test_job_goes_on_after_a_rank_that_exits_with_0_and_names_it_if_another_one_fails(gangs: Make) -> None:
-    job = gangs(2)
-    job.start("pass", WAITING + "exit('Connection reset by peer')\n")
-    until(lambda: [rank.exit_code for rank in job[0].state().ranks] == [0])
-    assert alive(job.pid(1, 1))
-    (job[1].project / "go").touch()
-    found = job.verdict()
-    assert (found.exit_code, found.last_lines) == (1, ("Connection reset by peer",))
-    assert found.first is not None
-    assert found.first.rank == 1
-    assert found.first.exited is not None
-    assert (found.first.exited.rank, found.first.exited.likely) == (0, True)
 
 
 # -- the launcher, the agent ---------------------------------------------------------------------------------
@@ -103,18 +86,20 @@ def test_killed_supervisor_ends_all_ranks(gangs: Make) -> None:
 
 
 def test_ranks_end_where_nothing_of_the_agent_is_left(gangs: Make) -> None:
-    """The kernel ends them. Nobody records that there, and the other nodes agree."""
+    """The kernel ends them, and the next step what they have started in a session of its own. Nobody records
+    that there, and the other nodes agree."""
     job = gangs(3)
-    job.start([FOREVER, STUBBORN], FOREVER, FOREVER)
+    leaves = f"import subprocess\nsubprocess.Popen(['sleep', '600'], start_new_session=True)\n{FOREVER}"
+    job.start([leaves, STUBBORN], FOREVER, FOREVER)
     pids = [job.pids(number) for number in range(3)]
     kill(*pids[0].of_cloudddp)
     found = job.verdict(1, 2)
     assert found == Verdict(JobPhase.FAILED, 1, 1, Failure(0, Cause.AGENT))
-    job.gone()
     assert not any(alive(pid) for one in pids for pid in one.ranks)
     assert job[0].state().phase is JobPhase.LOST
-    request = ConcludeRequest(job[0].id(), found)
-    assert [job[number].call(request).recorded for number in (1, 2, 0, 0)] == [False, False, True, False]
+    job.gone()
+    for node in (1, 2, 0, 0):
+        job[node].call(ConcludeRequest(job[0].id(), found))
     assert job.verdict() == found
     assert {state.ended for state in job.states()} == {found.at}
 
@@ -125,10 +110,9 @@ def test_agent_that_the_machine_asks_to_end_ends_all_ranks(gangs: Make) -> None:
     job.start(FOREVER, FOREVER)
     job.pids(0)
     os.kill(job.pids(1).guard, signal.SIGTERM)
-    found = job.verdict()
-    assert found.first is not None
-    assert (found.first.node, found.first.cause) == (1, Cause.AGENT)
-    assert "SIGTERM" in found.first.detail
+    first = first_of(job.verdict())
+    assert (first.node, first.cause) == (1, Cause.AGENT)
+    assert "SIGTERM" in first.detail
 
 
 # -- a cancel, a node that is frozen -------------------------------------------------------------------------
@@ -190,32 +174,94 @@ def test_failure_at_the_same_step_is_not_repeated_and_has_the_lines_of_its_own_a
     job.start(FAILS, "import time; time.sleep(600)", retries=4)
     verdict = job.verdict()
     assert (verdict.restarts, verdict.refusal) == (3, "the same failure has occurred 3 times at step 120")
-    assert verdict.first is not None
-    assert (verdict.first.exit_code, verdict.last_lines) == (3, ())
+    assert (first_of(verdict).exit_code, verdict.last_lines) == (3, ())
     assert b"Connection closed by peer" in job.log(0, 0)
 
 
 # -- a supervisor that ends by an error of its own, as on a full disk ----------------------------------------
 
 
-def no_files(pid: int) -> None:
-    """Let a process write no more to any file: as on a full disk, but for this process alone."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, 0))
-
-
 def test_error_of_a_supervisor_is_in_the_verdict_on_every_node(gangs: Make) -> None:
-    """The job is started again, which each supervisor records."""
+    """The job is started again, which each supervisor records; this one can write to no file."""
     crashed = 1
     job = gangs(2)
     job.start(FOREVER, FOREVER, retries=1)
     pids = [job.pids(number) for number in range(2)]
-    no_files(pids[crashed].supervisor)
+    resource.prlimit(pids[crashed].supervisor, resource.RLIMIT_FSIZE, (0, 0))
     os.kill(pids[1].ranks[0], signal.SIGKILL)
-    found = job.verdict(1 - crashed)
-    assert found.first is not None
-    assert (found.first.node, found.first.cause) == (crashed, Cause.AGENT)
-    assert found.first.detail == "OSError: [Errno 27] File too large"
-    assert job.verdict(crashed).first == found.first
-    assert (
-        json.loads((job.nodes[crashed].folder() / "masked.json").read_text())["detail"] == found.first.detail
-    )
+    first = first_of(job.verdict(1 - crashed))
+    assert first == Failure(crashed, Cause.AGENT, detail="OSError: [Errno 27] File too large")
+    assert job.verdict(crashed).first == first
+    masked = json.loads((job.nodes[crashed].folder() / "masked.json").read_text())
+    assert masked["detail"] == first.detail
+
+
+UNEVEN = """
+import datetime, os, torch, torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", int(os.environ["PORT"]), 2, os.environ["RANK"] == "0")
+dist.init_process_group(
+    "gloo", store=store, rank=int(os.environ["RANK"]), world_size=2, timeout=datetime.timedelta(seconds=20)
+)
+for step in range(10**6):
+    dist.all_reduce(torch.ones(1))
+    if dist.get_rank() == 1 and step == 5:
+        os._exit(0)  # as if it had fewer batches; sys.exit aborts now and then, while threads of gloo still run
+"""  # noqa: E501
+
+
+def test_early_exit_is_the_likely_cause_of_a_lost_connection(gangs: Make) -> None:
+    """With gloo, whose other ranks fail at the next collective."""
+    job = gangs(2)
+    job.start(UNEVEN, UNEVEN, env={"PORT": str(free_port()), "OMP_NUM_THREADS": "1"})
+    found = first_of(job.verdict())
+    assert (found.cause, found.node, found.rank) == (Cause.RANK, 0, 0)
+    assert found.exited is not None
+    assert (found.exited.node, found.exited.rank, found.exited.others, found.exited.likely) == (1, 1, 0, True)
+
+
+# -- the beginning -------------------------------------------------------------------------------------------
+
+
+def assert_no_rank_has_started(job: Gangs, *nodes: int) -> None:
+    for number in nodes:
+        assert list((job[number].folder() / "ranks").iterdir()) == []
+    job.gone()
+
+
+def test_no_rank_starts_without_a_node_that_never_joins(gangs: Make) -> None:
+    job = gangs(3, join=2.0)
+    replies = job.start(FOREVER, FOREVER, FOREVER, only=(0, 1))
+    for number in (0, 1):
+        missing = replies[number].unreachable
+        assert missing is not None
+        assert (missing.to, missing.by) == ({2: "Connection refused"}, (2,))
+    assert_no_rank_has_started(job, 0, 1)
+    for first in map(first_of, job.states(0, 1)):
+        assert (first.cause, first.peer) == (Cause.UNREACHABLE, 2)
+
+
+def test_port_that_is_taken_is_named_and_no_rank_starts(gangs: Make) -> None:
+    job = gangs(2, join=2.0)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", job.gang.peers[1].port))
+        taken.listen()
+        replies = job.start(FOREVER, FOREVER)
+    found = replies[1].unreachable
+    assert found is not None
+    assert "Address already in use" in found.error
+    assert replies[0].unreachable is not None
+    assert_no_rank_has_started(job, 0, 1)
+
+
+def test_node_that_does_not_get_ready_is_named(gangs: Make, tmp_path: Path) -> None:
+    """It is connected, and its nvidia-smi hangs, as with a driver that has failed."""
+    job, hanging = gangs(2, join=1.0, preflight=True), 1
+    program(tmp_path / "nvidia-smi", "exec sleep 600")
+    job[hanging].variables["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
+    replies = job.start(FOREVER, FOREVER)
+    expected = f"node {hanging} was not ready in time (does nvidia-smi answer there?)"
+    first = first_of(job.verdict())
+    assert (first.cause, first.detail) == (Cause.PREFLIGHT, expected)
+    assert (found := replies[0].unreachable) is not None
+    assert found.problems == (expected,)
+    assert_no_rank_has_started(job, 0, 1)

@@ -8,7 +8,6 @@ import itertools
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -26,9 +25,6 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase, Peer
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
 
 HELLO = json.dumps({"nonce": "0" * 32}).encode() + b"\n"
 STRANGERS = {

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.agentnode import Node, until
 from support.gangs import parent_of
 
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.jobs import MAX_LINE, MAX_LINES
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 SIZE = 1 << 30
 MEMORY = 64 << 20  # bytes that a process of the agent may take

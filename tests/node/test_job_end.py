@@ -1,27 +1,30 @@
-"""How a job ends on a node, in real processes: exit codes, the rank that failed first, launchers that
-fail."""
+"""How a job ends on a node, in real processes: exit codes, the rank that failed first, failing launchers. And
+why a rank has ended: what the kernel, NVIDIA's driver and torch have recorded."""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import WAITING, Node, alive, until
+from support.agentnode import WAITING, Node, alive, first_of, until
 from support.gangs import Processes, freeze, thaw
+from support.programs import first_on_path
 
 from agent.node import store
-from agent.ranks import attempt
+from agent.ranks import attempt, causes
 from agent.ranks.attempt import Attempt, Look
-from cloudddp.agent.protocol.jobs import Cause, RankRecord
+from agent.ranks.causes import Kernel
+from cloudddp.agent.protocol.gang import Observed
+from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 RANK_ZERO = {"RANK": "0"}
 
@@ -57,9 +60,9 @@ def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
 
 def test_launcher_that_cannot_start_is_the_cause(node: Node) -> None:
     node.start(processes=[Process(("/no/such/python",), ("x",), {})])
-    assert (verdict := node.follow().state.verdict) is not None
-    assert (first := verdict.first) is not None
-    assert (verdict.exit_code, first.cause, "/no/such/python" in first.detail) == (127, Cause.START, True)
+    state = node.follow().state
+    assert (state.exit_code, first_of(state).cause) == (127, Cause.START)
+    assert "/no/such/python" in first_of(state).detail
 
 
 def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:
@@ -71,12 +74,6 @@ def test_launcher_that_exits_0_without_its_ranks_is_a_failure(node: Node) -> Non
     node.start(processes=[Process(("sh", "-c", '"$@"', "sh"), ("true",), RANK_ZERO)], ranks=2)
     found = node.follow().state
     assert (found.phase, found.exit_code) == (JobPhase.FAILED, 1)
-
-
-def test_signal_that_killed_the_launcher_is_the_exit_code(node: Node) -> None:
-    node.start(processes=[Process(("sh", "-c", "kill -9 $$"), (), {})], ranks=1)
-    found = node.follow().state
-    assert (found.phase, found.exit_code) == (JobPhase.FAILED, 137)
 
 
 def test_ranks_run_in_the_project_with_their_arguments_and_environment_and_no_input(node: Node) -> None:
@@ -120,14 +117,14 @@ class EndsWhenAsked(subprocess.Popen[bytes]):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def job_folder(tmp_path: Path) -> Path:
     (tmp_path / "job" / "ranks").mkdir(parents=True)
     return tmp_path / "job"
 
 
 @pytest.fixture
-def attempted(folder: Path, tmp_path: Path) -> Attempt:
-    return Attempt(Node(tmp_path / "home").starting("", max_restarts=0), folder, 0)
+def attempted(job_folder: Path, tmp_path: Path) -> Attempt:
+    return Attempt(Node(tmp_path / "home").starting("", max_restarts=0), job_folder, 0)
 
 
 @pytest.mark.parametrize("polls", range(4))
@@ -141,16 +138,164 @@ def test_launcher_that_fails_during_a_look_has_failed(attempted: Attempt, polls:
 
 
 def test_record_that_is_replaced_in_the_tick_in_which_it_was_read_is_read_again(
-    attempted: Attempt, folder: Path, monkeypatch: pytest.MonkeyPatch
+    attempted: Attempt, job_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attempt, "TICK", 10**12)
     own = RankRecord(0, None, None, pid=os.getpid())
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         attempted._children.append(child)
-        store.write(folder / "ranks" / "0.json", own)
-        tick = (folder / "ranks").stat().st_mtime_ns
+        store.write(job_folder / "ranks" / "0.json", own)
+        tick = (job_folder / "ranks").stat().st_mtime_ns
         assert attempted.look() is Look.RUNNING
-        store.write(folder / "ranks" / "0.json", RankRecord(0, 3, 1.0, at=1.0))
-        os.utime(folder / "ranks", ns=(tick, tick))
+        store.write(job_folder / "ranks" / "0.json", RankRecord(0, 3, 1.0, at=1.0))
+        os.utime(job_folder / "ranks", ns=(tick, tick))
         assert attempted.look() is Look.FAILED
         child.communicate(b"\n")
+
+
+# -- what the kernel, NVIDIA's driver and torch have recorded ------------------------------------------------
+
+
+FAILED = RankRecord(3, 1, time.time(), pid=10, at=time.monotonic())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder of a job with the log of rank 3."""
+    (tmp_path / "ranks").mkdir()
+    (tmp_path / "ranks" / "3.log").write_text(
+        "step 1\nRuntimeError: CUDA error: unspecified launch failure\n"
+    )
+    return tmp_path
+
+
+@pytest.fixture
+def kernel_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What `dmesg` prints, on a machine with NVIDIA's driver."""
+    first_on_path(monkeypatch, tmp_path / "bin" / "dmesg", f"cat {tmp_path}/kernel.log")
+    monkeypatch.setattr(causes, "DRIVER", str(tmp_path))
+    return tmp_path / "kernel.log"
+
+
+def test_error_of_the_driver_since_the_job_began(folder: Path, kernel_log: Path) -> None:
+    kernel_log.write_text(
+        "[   50.000001] NVRM: Xid (PCI:0000:10:1c): 31, pid=7, name=python\n"
+        "[  101.000000] systemd[1]: Started Session 4 of User ubuntu.\n"
+        "[  102.500000] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
+        "[  102.500002] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
+    )
+    found = causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0))
+    assert (found.failure.cause, found.failure.detail) == (
+        Cause.RANK,
+        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d)",
+    )
+    assert found.last_lines[-1] == "RuntimeError: CUDA error: unspecified launch failure"
+    error = replace(FAILED, error="RuntimeError: CUDA error")
+    assert causes.of_rank(folder, 1, error, Kernel(0, 100.0)).failure.detail == (
+        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d); RuntimeError: CUDA error"
+    )
+
+
+def test_driver_without_errors_is_no_cause(folder: Path, kernel_log: Path) -> None:
+    kernel_log.write_text("[   50.000001] NVRM: Xid (PCI:0000:10:1c): 31, pid=7, name=python\n")
+    assert causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0)).failure.detail == ""
+
+
+@pytest.mark.parametrize(
+    ("killed", "number", "cause"),
+    [(1, signal.SIGKILL, Cause.MEMORY), (0, signal.SIGKILL, Cause.RANK), (1, signal.SIGSEGV, Cause.RANK)],
+)
+def test_oom_killer_is_the_cause_if_it_has_ended_a_process_since_the_job_began(
+    folder: Path, killed: int, number: int, cause: Cause
+) -> None:
+    """`killed`: how many processes it has ended since. /proc/vmstat counts those of the machine."""
+    before = Kernel.now()
+    record = replace(FAILED, exit_code=128 + number, signal=number)
+    found = causes.of_rank(folder, 0, record, replace(before, oom_kills=before.oom_kills - killed))
+    assert found.failure.cause is cause
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "cause"),
+    [
+        (-int(signal.SIGKILL), -1, Cause.MEMORY),  # the kernel has counted a kill since
+        (-int(signal.SIGKILL), 1 << 40, Cause.LAUNCHER),
+        (-int(signal.SIGSEGV), -1, Cause.LAUNCHER),
+        (1, -1, Cause.LAUNCHER),
+    ],
+)
+def test_oom_killer_is_named_as_the_cause_of_a_killed_launcher(
+    tmp_path: Path, code: int, before: int, cause: Cause
+) -> None:
+    (tmp_path / "ranks").mkdir()
+    found = causes.of_launcher(tmp_path, 3, code, Kernel(before, 0.0))
+    assert (found.failure.cause, found.failure.node, found.failure.rank) == (cause, 3, None)
+
+
+def ended(node: Node) -> Verdict:
+    state = node.ended()
+    assert state.verdict is not None
+    assert state.phase is JobPhase.FAILED
+    return state.verdict
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        ("print('finished')", (Cause.EXIT, 134, 6, "")),
+        ("raise ValueError('x')", (Cause.RANK, 1, None, "ValueError: x; its process aborted while exiting")),
+        ("os.abort()", (Cause.RANK, 134, 6, "")),
+    ],
+)
+def test_process_that_aborts_while_it_exits(
+    node: Node, last: str, expected: tuple[Cause, int, int | None, str]
+) -> None:
+    """As gloo's threads do without destroy_process_group, now and then."""
+    node.start(f"import atexit, os\natexit.register(os.abort)\n{last}\n", retries=int("finished" in last))
+    verdict = ended(node)
+    first = first_of(verdict)
+    assert (first.cause, first.exit_code, first.signal, first.detail) == expected
+    assert verdict.restarts == 0
+
+
+def test_stack_of_the_thread_that_crashed_is_at_the_end(node: Node) -> None:
+    """faulthandler writes those of all other threads before it."""
+    script = "import ctypes, threading, time\nprint('before', flush=True)\nfor _ in range(20):\n"
+    script += (
+        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nctypes.string_at(0)\n"
+    )
+    node.start(script, env={"PYTHONFAULTHANDLER": "1"})
+    last = "\n".join(ended(node).last_lines)
+    assert "before" in last
+    assert "Current thread" in last
+    assert "in <module>" in last
+
+
+def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
+    own = ("Traceback (most recent call last):", "ValueError: x")
+    gloo = ("terminate called after throwing an instance of 'gloo::IoException'", "  what():  broken pipe")
+    failure = Failure(0, Cause.RANK, 0, 134, 6)
+    assert causes.is_consequence(Observed(failure, 0.0, gloo))
+    assert not causes.is_consequence(Observed(failure, 0.0, (*own, *gloo)))
+
+
+ERROR = (
+    '{"message": {"message": "ValueError: labels out of range", "extraInfo": {"timestamp": "1795460000"}}}'
+)
+
+
+def test_error_file_of_torch_elastic_is_the_detail_of_the_cause(node: Node) -> None:
+    """The format of torch.distributed.elastic.multiprocessing.errors.ErrorHandler."""
+    file = "os.environ['TORCHELASTIC_ERROR_FILE'], 'w'"
+    node.start(f"import os, sys\nopen({file}).write({ERROR!r})\nsys.exit(1)\n")
+    first = first_of(ended(node))
+    assert (first.rank, first.exit_code, first.detail) == (0, 1, "ValueError: labels out of range")
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [("{", ""), ("[]", ""), ('{"message": 3}', "3"), ("[" * 100_000, ""), ("x" * (2 << 20), "")],
+)
+def test_error_file_in_another_format(tmp_path: Path, text: str, detail: str) -> None:
+    (tmp_path / "error.json").write_text(text)
+    assert causes.elastic_error(str(tmp_path / "error.json")) == detail

@@ -1,18 +1,23 @@
 """A node on which a rank has replaced the agent by another program: how each command handles its replies.
 
 The command must end with an error that names the node, in bounded memory, and must show no control
-characters.
+characters. tests/unit/test_results_stream.py has all streams.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
-from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK, PROBE, changed
+from support import streams
+from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
 from support.harness import TIMEOUT
+from support.streams import FINISH, file, listed, stream, tree
 from support.victim import Done, Victim
+
+from cloudddp.agent.protocol import file_steps
 
 pytestmark = pytest.mark.xdist_group("victim")
 
@@ -46,18 +51,6 @@ def assert_harmless(done: Done) -> None:
 def test_invalid_probe_reply_is_refused(victim: Victim) -> None:
     """tests/node/test_protocol.py has what is invalid."""
     victim.answers("probe", str(BAD_PROBES["deep in a key"]))
-    refused(victim("sync"))
-
-
-NAMES = map("".join, itertools.product("abcdefghijklmnopqrstuvwxyz0123456789", repeat=4))
-MANY = ",".join(f'"{name}":"{"0" * 16}"' for name in itertools.islice(NAMES, 570_000))
-
-
-@pytest.mark.parametrize(
-    "text", [MANY, MANY.replace('"0', ' "\\u0030')[: 15 << 20].rpartition(',"')[0]], ids=["plain", "escaped"]
-)
-def test_more_folders_than_a_project_has_take_bounded_memory(victim: Victim, text: str) -> None:
-    victim.answers("probe", changed(PROBE).replace('"folders": null', f'"folders": {{{text}}}'))
     refused(victim("sync"))
 
 
@@ -203,3 +196,84 @@ def test_output_of_exec_takes_bounded_memory(victim: Victim) -> None:
     assert done.code == 0, done.err
     assert done.count(b"z") == 100_000_000
     assert_harmless(done)
+
+
+# -- `pull` from a node that a rank controls: only what was requested is written -----------------------------
+
+
+@pytest.mark.parametrize("attack", ("listing-of-many-objects", "zeros-without-end", "dot-dot"))
+def test_pull_of_a_hostile_stream_names_the_node_and_exits_1(victim: Victim, attack: str) -> None:
+    victim.answers("pack", streams.attack(attack))
+    before = tree(victim.laptop)
+    done = victim("pull", "runs")
+    assert done.code == 1, done.err
+    assert "node 0" in done.err
+    assert "bug" not in done.err
+    assert tree(victim.laptop) == before
+    assert done.out == ""
+    assert done.memory < MEMORY
+
+
+def test_node_that_chooses_the_names_replaces_no_files_of_the_project_or_the_home(
+    victim: Victim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without paths and without configured outputs, every name counts as requested."""
+    monkeypatch.setitem(victim.cli.env, "HOME", str(tmp_path))
+    victim.answers("pack", stream(file("train.py"), file(".bashrc"), FINISH))
+    before = tree(victim.laptop)
+    for to in (".", str(tmp_path)):
+        done = victim("pull", "--to", to)
+        assert done.code == 2, done.err
+        assert "the nodes choose" in done.err
+    assert tree(victim.laptop) == before
+    assert [*tmp_path.iterdir()] == []
+
+
+def test_names_and_notes_are_escaped(victim: Victim, tmp_path: Path) -> None:
+    evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
+    missing = file_steps.left_out("\x1b]52;c;x\x07", "", counts=False)
+    out_of = file_steps.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
+    victim.answers(
+        "pack",
+        stream(
+            file(evil),
+            file("runs/\udcff"),
+            file("runs/cloudddp.toml\u202e\x1b[2J"),
+            listed("runs/\x1b/cloudddp.toml"),
+            out_of,
+            missing,
+            FINISH,
+        ),
+    )
+    done = victim("pull", "--to", str(tmp_path / "to"))
+    assert done.code == 1, done.err
+    assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(done.out + done.err)
+    assert "left out \\x1b[2Ka" in done.err
+    assert "left out runs/\\x1b/cloudddp.toml" in done.err
+    assert (tmp_path / "to" / evil).exists()
+    assert (tmp_path / "to" / "runs" / "\udcff").exists()
+
+
+def test_endless_messages_are_cut_off(victim: Victim, tmp_path: Path) -> None:
+    """Of lines, and of a line without end."""
+    flood = "yes 'missing x' | head -c 120000000 >&2; head -c 120000000 /dev/zero | tr '\\0' x >&2"
+    victim.answers("pack", stream(file("runs/a"), FINISH), flood)
+    done = victim("pull", "--to", str(tmp_path / "to"))
+    assert done.code == 1, done.err
+    assert "its answer is longer than 4 MiB and was cut off" in done.err
+    assert len(done.out + done.err) < 100_000
+    assert done.memory < MEMORY
+
+
+def test_state_folder_is_never_written(victim: Victim, tmp_path: Path) -> None:
+    home = Path(victim.cli.env["CLOUDDDP_HOME"])
+    victim.answers("pack", stream(file("runs/a"), FINISH))
+    before = (home / "sim" / "sim.json").read_bytes()
+    done = victim("pull", "--to", str(home / "new"))
+    assert done.code == 2, done.err
+    assert "CLOUDDDP_HOME" in done.err
+    victim.answers("pack", stream(file(f"{home.name}/sim/sim.json"), file(f"{home.name}/planted"), FINISH))
+    done = victim("pull", "--to", str(home.parent), home.name)
+    assert "left out" in done.err, done.err
+    assert (home / "sim" / "sim.json").read_bytes() == before
+    assert not (home / "planted").exists()

@@ -1,23 +1,49 @@
-"""Files that a job wrote and that were not pulled: which files are listed, for which job, and until when."""
+"""Files that a job wrote and that were not pulled: which are listed, for which job and until when, and what
+a pull leaves out."""
 
 from __future__ import annotations
 
+import itertools
 import json
-import sys
+import os
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from support import file_modes
 from support.agentnode import FOREVER, Node, until
+from support.localsync import put
+from support.packed import packed
 
+from agent.files import scan, tree
+from agent.files.selection import NewFile, choose
+from agent.files.tree import Found
+from agent.node import store
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import (
+    MAX_LEFT,
     MAX_PLACES,
+    LeftFile,
     NewFiles,
     NewFilesReply,
     NewFilesRequest,
     PulledRequest,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+WRITE = (
+    "import os\n"
+    "def write(name, text='x'):\n"
+    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n"
+    "    with open(name, 'w') as file: file.write(text)\n"
+    "far = os.path.abspath('../far')\n"
+    "def link(target, name):\n"
+    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True); os.symlink(target, name)\n"
+)
+
+
+def ran(node: Node, code: str, job: str = "job-1") -> None:
+    node.start(WRITE + code, job=job)
+    assert node.follow(job).state.phase is JobPhase.SUCCEEDED
 
 
 def new_files(
@@ -30,68 +56,44 @@ def counts(found: NewFiles) -> dict[str, int]:
     return {path.name: path.files for path in found.paths}
 
 
-def ran(node: Node, code: str, job: str = "job-1") -> None:
-    node.start(code, job=job)
-    assert node.follow(job).state.phase is JobPhase.SUCCEEDED
+CACHES = ("__pycache__/a.pyc", "pkg/b.pyc", ".pytest_cache/c", "deep/.ipynb_checkpoints/d", ".venv/lib/e")
+CACHES += (".conda/lib/e", "src/p.egg-info/PKG-INFO", "venv/lib/e", "data/set", "../elsewhere")
+# What a job does, where `old` and `before/old` were there -> what counts as outputs, and besides them.
+LISTED: dict[str, tuple[str, dict[str, int], dict[str, int]]] = {
+    "outputs apart": (
+        "write('runs/a/b'); write('out/x/y', 'four'); write('out/z'); write('model.pt')",
+        {"runs": 1},
+        {"out/": 2, "model.pt": 1},
+    ),
+    "no caches, scratch and special files": (
+        f"for name in {CACHES!r}: write(name)\nos.mkfifo('pipe'); os.makedirs('empty/folder')",
+        {},
+        {},
+    ),
+    "an old mtime": (
+        "write('kept'); os.utime('kept', (1, 1)); os.utime('old', (2, 2)); os.rename('old', 'moved')",
+        {},
+        {"kept": 1, "moved": 1},
+    ),
+}
 
 
-WRITE = (
-    "import os, shutil\n"
-    "def write(name, text='x'):\n"
-    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n"
-    "    with open(name, 'w') as file: file.write(text)\n"
-)
-
-
-def test_folder_that_is_moved_into_the_project_after_a_pull_is_new(node: Node) -> None:
-    outside = node.project.parent / "far"
-    ran(node, WRITE + f"write('runs/a'); write({str(outside / 'model.pt')!r})\n")
-    node.call(PulledRequest("p", (".",), new_files(node).time_ns))
-    assert new_files(node).jobs == ()
-    ran(node, f"import os; os.rename({str(outside)!r}, 'runs/final')\n", job="job-2")
-    found = {one.job: counts(one.outputs) for one in new_files(node).jobs}
-    assert found[node.id("job-2")] == {"runs": 1}
-
-
-def test_outputs_are_counted_apart_from_other_files(node: Node) -> None:
-    (node.project / "before").mkdir()
-    (node.project / "before" / "old").write_text("old")
-    ran(node, WRITE + "write('runs/a/b'); write('out/x/y', 'four'); write('out/z'); write('model.pt')\n")
-    reply = new_files(node)
-    (one,) = reply.jobs
-    assert (one.job, reply.rank_zero, reply.complete) == (node.id(), True, True)
-    assert counts(one.outputs) == {"runs": 1}
-    assert counts(one.others) == {"out/": 2, "model.pt": 1}
-    assert (one.others.files, one.others.size) == (3, 6)
-
-
-def test_caches_scratch_and_special_files_do_not_count(node: Node) -> None:
-    (node.project / "file").write_text("x")
+@pytest.mark.parametrize("case", LISTED)
+def test_what_a_job_wrote_is_listed(node: Node, case: str) -> None:
+    code, outputs, others = LISTED[case]
+    put(node.project, dict.fromkeys(("old", "before/old"), "old"))
     assert new_files(node).jobs == (), "no job has run"
-    caches = ("__pycache__/a.pyc", "pkg/b.pyc", ".pytest_cache/c", "deep/.ipynb_checkpoints/d", ".venv/lib/e")
-    caches += (".conda/lib/e", "src/p.egg-info/PKG-INFO")
-    files = (*caches, "venv/lib/e", "data/set", "../elsewhere")
-    ran(node, WRITE + f"for name in {files!r}: write(name)\nos.mkfifo('pipe'); os.makedirs('empty/folder')\n")
-    assert new_files(node, scratch=("data/",)).jobs == ()
-
-
-def test_new_file_with_an_old_mtime_counts(node: Node) -> None:
-    (node.project / "old").write_text("old")
-    ran(
-        node,
-        WRITE
-        + "write('kept'); os.utime('kept', (1, 1)); os.utime('old', (2, 2)); os.rename('old', 'moved')\n",
-    )
-    (one,) = new_files(node).jobs
-    assert counts(one.others) == {"kept": 1, "moved": 1}
+    ran(node, code)
+    reply = new_files(node, scratch=("data/",))
+    assert (reply.rank_zero, reply.complete) == (True, True)
+    found = [(one.job, counts(one.outputs), counts(one.others)) for one in reply.jobs]
+    assert found == ([(node.id(), outputs, others)] if outputs or others else [])
 
 
 def test_synced_file_counts_only_after_a_job_changed_it(node: Node) -> None:
     node.probe()
-    for name in ("same.py", "src/changed.py"):
-        (node.project / name).parent.mkdir(exist_ok=True)
-        (node.project / name).write_text("1")
-    ran(node, WRITE + "write('src/changed.py', 'two'); write('src/new'); write('src/fresh/a')\n")
+    put(node.project, dict.fromkeys(("same.py", "src/changed.py"), "1"))
+    ran(node, "write('src/changed.py', 'two'); write('src/new'); write('src/fresh/a')\n")
     manifest = {}
     for name in ("same.py", "src/changed.py"):
         info = (node.project / name).stat()
@@ -103,21 +105,27 @@ def test_synced_file_counts_only_after_a_job_changed_it(node: Node) -> None:
 
 
 def test_file_belongs_to_the_latest_job_that_could_have_written_it(node: Node) -> None:
-    ran(node, WRITE + "write('runs/one'); write('runs/both')\n")
-    ran(node, WRITE + "write('runs/two'); write('runs/both')\n", job="job-2")
+    """Also one in a folder that is moved into the project after a pull."""
+    ran(node, "write('runs/one'); write('runs/both'); write(far + '/model.pt')\n")
+    ran(node, "write('runs/two'); write('runs/both')\n", job="job-2")
     assert [(one.job, one.outputs.files) for one in new_files(node).jobs] == [
         (node.id(), 1),
         (node.id("job-2"), 2),
     ]
     assert [one.job for one in new_files(node, "job-2").jobs] == [node.id("job-2")]
+    node.call(PulledRequest("p", (".",), new_files(node).time_ns))
+    assert new_files(node).jobs == ()
+    ran(node, "os.rename(far, 'runs/final')\n", job="job-3")
+    found = {one.job: counts(one.outputs) for one in new_files(node).jobs}
+    assert found[node.id("job-3")] == {"runs": 1}
 
 
 def test_pulled_file_counts_again_only_after_a_change(node: Node) -> None:
-    ran(node, WRITE + "write('runs/a'); write('out/b'); write('out/c'); write('d')\n")
+    ran(node, "write('runs/a'); write('out/b'); write('out/c'); write('d')\n")
     at = new_files(node).time_ns
 
     def mark(*names: str) -> None:
-        assert node.call(PulledRequest("p", names, at)).recorded == len(names)
+        node.call(PulledRequest("p", names, at))
 
     mark("runs/", "out/b")
     (one,) = new_files(node).jobs
@@ -137,6 +145,181 @@ def test_running_job_is_reported(node: Node) -> None:
 
 
 def test_reply_names_a_limited_number_of_paths(node: Node) -> None:
-    ran(node, WRITE + "for k in range(3000): write(f'file {k}' + 'n' * 200)\n")
+    ran(node, "for k in range(3000): write(f'file {k}' + 'n' * 200)\n")
     (one,) = new_files(node).jobs
     assert (one.others.files, len(one.others.paths)) == (3000, MAX_PLACES)
+
+
+# -- what a pull leaves out: it is not recorded as pulled ----------------------------------------------------
+
+
+def new(node: Node) -> dict[str, int]:
+    found = [path for one in new_files(node).jobs for path in (*one.outputs.paths, *one.others.paths)]
+    return {path.name: path.files for path in found}
+
+
+NOWHERE = ("/proc", "/sys/kernel", "/dev", "/dev/null", "../..", "../.cloudddp", "/nowhere", "a/../b", "..")
+# What a job does -> files, and links with their targets, and the beginnings of the notes.
+SENT: dict[str, tuple[str, dict[str, str], list[str]]] = {
+    "files, and what is none": (
+        "import socket; write('runs/1/m.pt'); link('1', 'runs/last'); os.link('runs/1/m.pt', 'runs/hard')\n"
+        "os.makedirs('runs/1/.git/objects'); os.mkfifo('runs/pipe')\n"
+        "socket.socket(socket.AF_UNIX).bind('runs/socket')",
+        {"runs/1/m.pt": "x", "runs/hard": "x", "runs/last": "-> 1"},
+        ["left out runs/1/.git", "left out runs/pipe", "left out runs/socket"],
+    ),
+    # Inside and outside the project, to a folder and a file, with links in it; one inside is kept.
+    "links to files": (
+        "write(far + '/a'); write(far + '2/b'); write('elsewhere/c'); write('runs/d')\n"
+        "link('a', far + '/last'); link(far + '/a', far + '/absolute'); link('../far2', far + '/more')\n"
+        "link('../../far', 'runs/far'); link('../../far/a', 'runs/a'); link('../elsewhere', 'runs/in')\n"
+        "link('d', 'runs/last')",
+        {
+            **{f"runs/far/{name}": found for name, found in {"a": "x", "last": "-> a"}.items()},
+            "runs/far/absolute": "-> a",
+            "runs/far/more/b": "x",
+            "runs/a": "x",
+            "runs/in/c": "x",
+            "runs/d": "x",
+            "runs/last": "-> d",
+        },
+        [],
+    ),
+    "outputs that are a link": ("write(far + '/a'); link(far, 'runs')", {"runs/a": "x"}, []),
+    "links without results": (
+        f"for k, to in enumerate({NOWHERE!r}): link(to, f'runs/l{{k}}')\n"
+        "os.mkdir('runs/a'); link(os.path.abspath('runs/a'), 'runs/a2'); link('loop', 'runs/loop')",
+        {"runs/a2": "-> a", "runs/loop": "-> loop"},
+        [f"left out runs/l{k}" for k in range(len(NOWHERE))],
+    ),
+    "a cycle": (
+        "write(far + '/a/x'); link(far + '/b', far + '/a/b'); link('../a', far + '/b/a'); link(far, 'runs')",
+        {"runs/a/x": "x", "runs/b/a": "-> ../a", "runs/a/b": "-> ../b"},
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SENT)
+def test_files_are_sent_and_links_are_kept_or_followed(node: Node, case: str) -> None:
+    code, files, notes = SENT[case]
+    ran(node, code)
+    found = packed(node, "./runs", "absent")
+    assert found.files == files
+    assert sorted(note.split(":")[0] for note in found.notes) == [*notes, "missing absent"]
+    assert found.lost == {}
+    assert new(node).get("runs", 0) >= len(files)
+
+
+def test_link_to_a_data_set_brings_only_what_the_job_wrote_there(node: Node) -> None:
+    far = node.home / "far"
+    put(far, dict.fromkeys(("old/1", "old/2", "3"), "old"))
+    ran(node, "link(far, 'runs/data'); write(far + '/new/log')")
+    found = packed(node)
+    assert found.files == {"runs/data/new/log": "x"}
+    why = f"left out runs/data: a link to {far}: 3 files below it are older than the first job"
+    assert (found.notes, found.lost) == ([why], {})
+    assert len(packed(node, "runs/data", all=True).files) == 4
+
+
+def test_folder_with_more_old_files_than_are_checked_counts_as_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result may be among those that were not checked."""
+    put(tmp_path, {f"far/{number}": "" for number in range(4)})
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
+    out: list[tuple[str, bool]] = []
+
+    def left_out(name: str, reason: str, *, counts: bool = True) -> None:
+        out.append((name, counts))
+
+    for most in (4, 2):
+        monkeypatch.setattr(tree, "MAX_OLD", most)
+        assert len([*tree.Tree(str(tmp_path / "project"), ["."], left_out, since=1 << 62).below(".")]) == 1
+    assert out == [("data", False), ("data", True)]
+
+
+def test_search_among_old_files_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "ROOT", tmp_path / "state")
+    put(tmp_path, {f"far/{number}": "" for number in range(5)})
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
+    clock = itertools.count()
+    monkeypatch.setattr(scan, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    found = scan.Scan(tmp_path / "project", (), (), 1 << 62, seconds=4)
+    assert [*found] == []
+    assert found.late
+
+
+def test_number_of_links_that_are_followed_inside_one_another_is_limited(node: Node) -> None:
+    for k in range(1, 13):
+        (node.home / f"deep{k}").mkdir()
+        (node.home / f"deep{k}" / "next").symlink_to(f"../deep{k + 1}")
+    (node.project / "chain").symlink_to(node.home / "deep1")
+    assert [*(packed(node, "chain").lost or ())] == ["chain" + "/next" * 8]
+
+
+def test_what_was_left_out_is_not_pulled(node: Node) -> None:
+    ran(node, "write('runs/a'); write('runs/b/1'); write('runs/b/2')")
+    at = node.call(NewFilesRequest("p", ("runs",), ())).time_ns + 10**9
+    node.call(PulledRequest("p", ("runs",), at, (LeftFile("runs/b", "no space"), LeftFile("runs/gone", "?"))))
+    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    assert [(one.outputs.files, one.others.files) for one in reply.jobs] == [(2, 0)]
+    assert reply.left == (LeftFile("runs/b", "no space"),)
+    node.call(PulledRequest("p", ("runs/b/1",), at))
+    assert new(node) == {"runs": 2}, "the folder was left out"
+    node.call(PulledRequest("p", ("runs/b",), at))
+    assert new(node) == {}
+    many = tuple(LeftFile(f"runs/{k}", "?") for k in range(MAX_LEFT))
+    node.call(PulledRequest("p", ("runs",), at, many))
+    node.call(PulledRequest("p", ("other",), at, (LeftFile("other/x", "?"),)))
+    assert new(node) == {"runs": 3}, "more than are remembered: nothing counts as pulled"
+
+
+def test_unreadable_folder_is_reported(node: Node, tmp_path: Path) -> None:
+    ran(node, "write('out/a'); os.chmod('out', 0)")
+    node.python = file_modes.python_with_modes_applied(tmp_path)
+    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    (node.project / "out").chmod(0o755)
+    assert reply.left == (LeftFile("out", "Permission denied"),)
+
+
+def test_more_left_out_files_than_are_named_are_announced(node: Node) -> None:
+    ran(node, "os.makedirs('runs'); [os.mkfifo(f'runs/{k}') for k in range(1200)]")
+    found = packed(node)
+    assert found.notes[-1] == "and 951 more"
+    assert found.lost is None
+
+
+# -- which new files a pull takes where there are more than its limit ----------------------------------------
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        # path: MiB; later ones are newer
+        ({"a.pt": 2, "b.pt": 2, "c.pt": 2}, {"a.pt"}),
+        ({"a.pt": 2, "b.npy": 2, "c.npy": 2}, {"b.npy"}),
+        ({"a.pt": 6, "b.pt": 2, "log": 0}, {"a.pt"}),
+        ({"dcp/1/.metadata": 0, "dcp/1/__0_0": 3, "dcp/2/.metadata": 0, "dcp/2/__0_0": 3}, {"dcp/1"}),
+        ({"hf/checkpoint-5/a": 2, "hf/checkpoint-5/b/c": 2, "hf/checkpoint-10/a": 2}, {"hf/checkpoint-5"}),
+        ({"data/set": 3, "runs/a.npy": 2}, {"data/set"}),
+        ({"data/set": 3, "a.pt": 1}, set()),
+        ({"pulled.pt": 9, "a.pt": 4}, set()),
+    ],
+)
+def test_newest_checkpoints_come_first_and_data_folders_last(files: dict[str, int], left: set[str]) -> None:
+    new = [
+        NewFile(
+            0, "", Found(name, name, os.stat_result([0] * 6 + [size * MIB, 0, at, 0])), name == "pulled.pt"
+        )
+        for at, (name, size) in enumerate(files.items(), 1)
+    ]
+    taken, rest = choose(new, 4 * MIB)
+    assert set(rest) == left
+    found = [*taken, *(one for below in rest.values() for one in below)]
+    assert sorted(one.found.name for one in found) == sorted(files)

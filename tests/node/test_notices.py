@@ -4,48 +4,19 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, Node, until
+from support.agentnode import FOREVER, SAVES, STUBBORN, Node, first_of, until
 from support.imds import Metadata
 
 from agent.node import deadline, imds
 from agent.watch import notices
-from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
+from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Deadline
-
-SAVE = """
-import signal, sys, time
-def save(*_):
-    time.sleep(0.5)
-    open("saved", "w").write("x")
-    sys.exit(143)
-signal.signal(signal.SIGTERM, save)
-open("ready", "w").close()
-while True: time.sleep(0.05)
-"""
-IGNORE = (
-    "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen('ready', "
-    "'w').close()\nwhile True: time.sleep(0.05)\n"
-)
-
-
-@pytest.fixture
-def metadata(node: Node) -> Iterator[Metadata]:
-    server = Metadata()
-    node.metadata = server.address
-    yield server
-    server.close()
-
-
-def end(node: Node) -> tuple[JobState, Verdict]:
-    state = node.ended()
-    assert state.verdict is not None
-    return state, state.verdict
 
 
 def after(seconds: float) -> datetime:
@@ -54,33 +25,24 @@ def after(seconds: float) -> datetime:
 
 def test_spot_notice_lets_ranks_save(node: Node, metadata: Metadata) -> None:
     """The grace is what the notice leaves, and not stop_grace, which is 0 here."""
-    node.start(SAVE, grace=0.0, retries=5)
+    node.start(SAVES, grace=0.0, retries=5)
     until((node.project / "ready").exists)
-    ends = after(120)
-    metadata.found["spot/instance-action"] = json.dumps(
-        {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
-    )
-    state, verdict = end(node)
+    ends = metadata.announce(120)
+    state = node.ended()
     assert (node.project / "saved").read_text() == "x"
-    assert verdict.exit_code == 143
-    assert verdict.restarts == 0
-    assert verdict.first is not None
-    assert verdict.first.cause is Cause.NOTICE
-    assert verdict.first.detail == f"AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
+    detail = f"AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
+    first = Failure(0, Cause.NOTICE, exit_code=143, detail=detail)
+    assert state.verdict == Verdict(JobPhase.FAILED, 143, 0, first, at=state.ended)
     assert state.ranks[0].exit_code == 143
 
 
 def test_rank_that_does_not_end_is_killed_before_its_node_ends(node: Node, metadata: Metadata) -> None:
-    node.start(IGNORE, grace=1.0)
+    node.start(STUBBORN, grace=1.0)
     until((node.project / "ready").exists)
-    ends = after(17)
-    metadata.found["spot/instance-action"] = json.dumps(
-        {"action": "stop", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
-    )
-    state, verdict = end(node)
+    ends = metadata.announce(17, "stop")
+    state = node.ended()
     assert datetime.now(UTC) < ends
-    assert verdict.first is not None
-    assert verdict.first.cause is Cause.NOTICE
+    assert first_of(state).cause is Cause.NOTICE
     assert state.ranks[0].signal == 9
 
 
@@ -95,17 +57,16 @@ def event(state: str, code: str, when: datetime) -> dict[str, str]:
     }
 
 
-def test_maintenance_is_announced_days_before() -> None:
-    server, begins = Metadata(), after(600)
+def test_maintenance_is_announced_days_before(metadata: Metadata) -> None:
+    begins = after(600)
     listed = [
         event("completed", "system-reboot", after(60)),
         event("active", "instance-reboot", begins),
         event("active", "system-maintenance", after(-3600)),
         event("active", "instance-stop", after(900)),
     ]
-    server.found["events/maintenance/scheduled"] = json.dumps(listed)
-    notice = notices._maintenance(imds.Metadata(server.address), 300.0)
-    server.close()
+    metadata.found["events/maintenance/scheduled"] = json.dumps(listed)
+    notice = notices._maintenance(imds.Metadata(metadata.address), 300.0)
     assert notice is not None
     assert (
         notice.detail == f"AWS reboots it at {begins:%H:%M:%S} UTC (scheduled maintenance: instance-reboot)"
@@ -138,7 +99,7 @@ def test_deadline_is_announced_once_and_again_where_it_was_moved(
 @pytest.mark.parametrize(("given", "moved"), [(6.0, 60.0), (3600.0, 16.0)], ids=["later", "earlier"])
 def test_job_follows_a_deadline_that_is_moved(node: Node, given: float, moved: float) -> None:
     """Also with nobody connected: `extend` leaves the new one on the node."""
-    node.start(SAVE, deadline=Deadline(given, "the old time"), save=15.0)
+    node.start(SAVES, deadline=Deadline(given, "the old time"), save=15.0)
     until((node.project / "ready").exists)
     ends = time.time() + moved
     (node.store / "deadline").write_text(f"{ends}\n")
@@ -147,21 +108,16 @@ def test_job_follows_a_deadline_that_is_moved(node: Node, given: float, moved: f
         assert not node.state().phase.ended
         node.cancel()
         return
-    _, verdict = end(node)
-    assert verdict.first is not None
-    assert (
-        verdict.first.detail
-        == f"the cluster's deadline is at {datetime.fromtimestamp(ends, UTC):%Y-%m-%d %H:%M} UTC"
-    )
+    at = datetime.fromtimestamp(ends, UTC)
+    assert first_of(node.ended()).detail == f"the cluster's deadline is at {at:%Y-%m-%d %H:%M} UTC"
 
 
 def test_deadline_is_a_notice(node: Node) -> None:
     """A job that begins shortly before the deadline is told to save in the middle of the time that is
     left."""
-    node.start(SAVE, deadline=Deadline(16.0, "2030-01-01 12:00 UTC"), save=15.0)
+    node.start(SAVES, deadline=Deadline(16.0, "2030-01-01 12:00 UTC"), save=15.0)
     until((node.project / "ready").exists)
-    _, verdict = end(node)
+    state = node.ended()
     assert (node.project / "saved").exists()
-    assert verdict.first is not None
-    assert verdict.first.detail == "the cluster's deadline is at 2030-01-01 12:00 UTC"
-    assert verdict.exit_code == 143
+    assert first_of(state).detail == "the cluster's deadline is at 2030-01-01 12:00 UTC"
+    assert state.exit_code == 143

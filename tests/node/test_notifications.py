@@ -9,16 +9,16 @@ import os
 import signal
 import ssl
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from support.agentnode import Node, gone, processes_of, until
 from support.gangs import Make
 from support.imds import Metadata
+from support.programs import first_on_path
 from support.webhooks import SECRET, Webhook
 
 from agent.jobs import job_record
@@ -26,8 +26,6 @@ from agent.node import store
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Deadline, OnStall
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 TOKEN = "hunter2-the-value-of-a-variable"
 ENV = {"TOKEN": TOKEN, "CLOUDDDP_CLUSTER": "demo"}
@@ -124,11 +122,7 @@ def test_answer_that_is_no_success_is_noted(node: Node, hook: Webhook, status: i
 @pytest.fixture
 def ordered(node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What the node has asked sudo for: its end."""
-    sudo = tmp_path / "bin" / "sudo"
-    sudo.parent.mkdir()
-    sudo.write_text('#!/bin/sh\necho "$@" >> ~/sudo.log\n')
-    sudo.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{sudo.parent}:{os.environ['PATH']}")
+    first_on_path(monkeypatch, tmp_path / "bin" / "sudo", 'echo "$@" >> ~/sudo.log')
     return node.home / "sudo.log"
 
 
@@ -146,7 +140,6 @@ def test_delivery_that_never_ends_delays_no_job_and_the_node_ends(
     until(ordered.exists)
     assert time.monotonic() - began < 40
     assert "was not sent: it took longer than 20 s" in log(node)
-    (node.store / "poweroff.json").unlink()
     for pid in processes_of(node.home):
         os.kill(pid, signal.SIGKILL)
 
@@ -170,7 +163,6 @@ def test_node_powers_off_after_the_verdict_was_sent(node: Node, hook: Webhook, o
     until(lambda: ordered.exists() or hook.bodies)
     assert not ordered.exists()
     until(ordered.exists)
-    (node.store / "poweroff.json").unlink()
 
 
 # -- a command -----------------------------------------------------------------------------------------------
@@ -216,16 +208,11 @@ def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) ->
 # -- before the end ------------------------------------------------------------------------------------------
 
 
-def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook) -> None:
-    metadata = Metadata()
-    node.metadata = metadata.address
+def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook, metadata: Metadata) -> None:
     node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url)
     until((node.project / "ready").exists)
-    ends = datetime.now(UTC) + timedelta(seconds=120)
-    notice = {"action": "terminate", "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
-    metadata.found["spot/instance-action"] = json.dumps(notice)
+    ends = metadata.announce(120)
     hook.wait("notice", "preempted")
-    metadata.close()
     assert [one["exit_code"] for one in hook.bodies] == [None, 143]
     why = f"node 0 is about to end: AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
     why += "; the ranks were told to save"

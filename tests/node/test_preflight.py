@@ -10,23 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER
+from support.agentnode import FOREVER, first_of
 from support.gangs import Gangs, Make
+from support.programs import program
 
 from agent.gang import preflight
 from agent.ranks import causes
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Container, Process
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
-
-def program(folder: Path, name: str, script: str) -> None:
-    """Write a program that is found first if `folder` is first on PATH."""
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-    (folder / name).chmod(0o755)
 
 
 def path(folder: Path) -> str:
@@ -46,23 +38,19 @@ def environment(folder: Path, torch: str, cuda: str, nccl: str) -> str:
 def refused(job: Gangs) -> str:
     """Wait for the end of a job that preflight refused; return why, which every node says, once no process is
     left."""
-    verdict = job.verdict()
-    assert verdict.first is not None
-    assert (verdict.phase, verdict.first.cause) == (JobPhase.FAILED, Cause.PREFLIGHT)
+    first = first_of(job.verdict())
+    assert first.cause is Cause.PREFLIGHT
     for node in job.nodes:
         assert list((node.folder() / "ranks").iterdir()) == [], "a rank has started"
-    return verdict.first.detail
+    return first.detail
 
 
 def test_gpus_and_drivers_that_differ(gangs: Make, tmp_path: Path) -> None:
     job = gangs(2, preflight=True)
     for node, (count, driver) in zip(job.nodes, ((8, "580.1"), (7, "570.2")), strict=True):
         bin_folder = tmp_path / f"bin{node.number}"
-        program(
-            bin_folder,
-            "nvidia-smi",
-            f"for n in $(seq {count}); do echo 'NVIDIA H100 80GB HBM3, {driver}'; done",
-        )
+        lists = f"for n in $(seq {count}); do echo 'NVIDIA H100 80GB HBM3, {driver}'; done"
+        program(bin_folder / "nvidia-smi", lists)
         node.variables["PATH"] = path(bin_folder)
     replies = job.start(FOREVER, FOREVER)
     expected = (
@@ -120,7 +108,7 @@ def test_clock_that_differs(gangs: Make) -> None:
 def test_comparison_is_left_out_on_request(gangs: Make, tmp_path: Path) -> None:
     """The connections are made all the same, without which the nodes could not end together."""
     job = gangs(2)
-    program(tmp_path / "bin", "nvidia-smi", "echo 'NVIDIA L4, 580.1'")
+    program(tmp_path / "bin" / "nvidia-smi", "echo 'NVIDIA L4, 580.1'")
     job[1].variables["PATH"] = path(tmp_path / "bin")
     job.start("pass", "pass")
     assert job.verdict().phase is JobPhase.SUCCEEDED
@@ -154,11 +142,11 @@ def test_errors_of_the_driver_that_need_a_reset(
     monkeypatch.setattr(causes, "DRIVER", str(tmp_path))
     (tmp_path / "log").write_text(DMESG)
     found = "the NVIDIA driver has logged Xid 79 (PCI:0000:10:1c), Xid 95 (PCI:0000:a0:1d) since the boot"
-    program(bin_folder, "dmesg", f"cat {tmp_path}/log")
+    program(bin_folder / "dmesg", f"cat {tmp_path}/log")
     assert preflight.facts(["false"], tmp_path).defects == (found,)
     denied = "echo 'dmesg: read kernel buffer failed: Operation not permitted' >&2; exit 1"
-    program(bin_folder, "dmesg", denied)
-    program(bin_folder, "sudo", f'[ "$*" = "-n dmesg" ] && cat {tmp_path}/log')
+    program(bin_folder / "dmesg", denied)
+    program(bin_folder / "sudo", f'[ "$*" = "-n dmesg" ] && cat {tmp_path}/log')
     assert preflight.facts(["false"], tmp_path).defects == (found,)
 
 
@@ -174,7 +162,7 @@ def test_fabric_manager_of_a_machine_with_nvswitch(
     bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, expected: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr(preflight, "NVSWITCH", str(tmp_path))
-    program(bin_folder, "systemctl", script)
+    program(bin_folder / "systemctl", script)
     assert preflight.facts(["false"], tmp_path).defects == expected
 
 

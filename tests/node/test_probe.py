@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import FOREVER, Node
+from support.programs import first_on_path, program
 
 from agent.node import machine
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 
 @pytest.mark.parametrize(
@@ -34,13 +33,8 @@ class NvidiaSMI:
         self._monkeypatch = monkeypatch
 
     def does(self, script: str) -> None:
-        program = self._folder / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text(
-            f"#!/bin/sh\n[ $1 = -L ] || exit 1\necho 'GPU 0: simulated' >> {self._folder}/calls\n{script}\n"
-        )
-        program.chmod(0o755)
-        self._monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
+        text = f"[ $1 = -L ] || exit 1\necho 'GPU 0: simulated' >> {self._folder}/calls\n{script}"
+        first_on_path(self._monkeypatch, self._folder / "bin" / "nvidia-smi", text)
 
     @property
     def calls(self) -> int:
@@ -67,7 +61,7 @@ def test_probe_for_files_alone_starts_no_program(node: Node, nvidia_smi: NvidiaS
     (tmp_path / "calls").touch()
     (node.project / "a.py").write_text("x")
     found = node.probe(manifest_digest="0" * 32, only_files=True)
-    assert found.folders is not None
+    assert found.differs
     assert (found.gpus, nvidia_smi.calls) == (0, 0)
 
 
@@ -121,10 +115,7 @@ def python(tmp_path: Path) -> Callable[..., str]:
         if torch is not None:
             (packages / "torch/__init__.py").write_text(torch)
             (packages / "torch/distributed/run.py").write_text(distributed)
-        program = tmp_path / "python"
-        program.write_text(f'#!/bin/sh\nPYTHONPATH={packages} exec {sys.executable} -S "$@"\n')
-        program.chmod(0o755)
-        return str(program)
+        return str(program(tmp_path / "python", f'PYTHONPATH={packages} exec {sys.executable} -S "$@"'))
 
     return build
 
@@ -140,13 +131,13 @@ def zeros(*_, device):
 
 def test_each_gpu_is_used_with_torch_on_request(node: Node, python: Callable[..., str]) -> None:
     """NVML, and so nvidia-smi and device_count(), list the GPUs of a machine whose fabric manager is down."""
-    program = python(TORCH.replace("{broken}", "(1, 3)"))
-    found = node.probe(python=program, torch_seconds=60.0)
+    own = python(TORCH.replace("{broken}", "(1, 3)"))
+    found = node.probe(python=own, torch_seconds=60.0)
     assert (found.torch_gpus, found.torch_error) == (
         2,
         "GPU 1: CUDA error: Error 802: system not yet initialized",
     )
-    found = node.probe(python=program)
+    found = node.probe(python=own)
     assert (found.torch_gpus, found.torch_error) == (None, "")
 
 
@@ -158,16 +149,14 @@ def test_gpus_are_used_again_while_the_fabric_manager_starts(
         f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', "
         "'w').close()\n"
     )
-    program = python(begin + TORCH.replace("{broken}", "BROKEN"))
-    found = node.probe(python=program, torch_seconds=60.0, gpu_seconds=seconds)
+    own = python(begin + TORCH.replace("{broken}", "BROKEN"))
+    found = node.probe(python=own, torch_seconds=60.0, gpu_seconds=seconds)
     assert found.torch_gpus == usable
 
 
 def test_python_without_torch_has_no_torch_gpus(node: Node) -> None:
-    program = node.home / "python"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -IS "$@"\n')
-    program.chmod(0o755)
-    found = node.probe(python=str(program), torch_seconds=60.0)
+    lean = program(node.home / "python", f'exec {sys.executable} -IS "$@"')
+    found = node.probe(python=str(lean), torch_seconds=60.0)
     assert (found.torch_gpus, found.torch_error) == (None, "")
 
 
@@ -180,7 +169,7 @@ def test_python_without_torch_has_no_torch_gpus(node: Node) -> None:
         ),
         ("import os; os._exit(7)", "exited with 7: no output"),
         ("import os; print('[]', flush=True); os._exit(0)", "exited with 0: no output"),
-        ("import time; time.sleep(600)", "importing torch took longer than 2 s"),
+        ("import time; time.sleep(600)", "python took longer than 2 s"),
     ],
 )
 def test_torch_that_cannot_be_imported_has_no_gpus(
@@ -203,14 +192,6 @@ def test_gpus_are_not_used_while_a_job_runs(node: Node, python: Callable[..., st
 RDM = "provider: efa\n    fabric: {fabric}\n    domain: {device}-rdm\n    type: FI_EP_RDM\n"
 
 
-def fi_info(folder: Path, monkeypatch: pytest.MonkeyPatch, output: str, status: int = 0) -> None:
-    program = folder / "bin" / "fi_info"
-    program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\ncat <<'END'\n{output}\nEND\nexit {status}\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
-
-
 @pytest.mark.parametrize(
     ("output", "status", "count"),
     [
@@ -225,7 +206,8 @@ def test_probe_counts_efa_devices(
     node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, status: int, count: int
 ) -> None:
     """Each device has several endpoints; fi_info exits with 61 (ENODATA) where there is none."""
-    fi_info(tmp_path, monkeypatch, output, status)
+    text = f"cat <<'END'\n{output}\nEND\nexit {status}"
+    first_on_path(monkeypatch, tmp_path / "bin" / "fi_info", text)
     assert (node.probe(efa=4).efa, node.probe(efa=0).efa) == (count, 0)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import gang_of, new_mark
-from support.syncednode import SyncedNode, put
+from support.localsync import LocalCluster, put
 
 from agent.files import project_lock
 from agent.jobs import phases
@@ -29,11 +29,6 @@ CHANGED = "another launch or sync has changed the project's files on this node m
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> SyncedNode:
-    return SyncedNode(tmp_path / "nodes")
-
-
-@pytest.fixture
 def one(tmp_path: Path) -> Path:
     put(tmp_path / "one", {"train.py": "import time; time.sleep(600)", "data": "1"})
     return tmp_path / "one"
@@ -45,61 +40,61 @@ def two(tmp_path: Path) -> Path:
     return tmp_path / "two"
 
 
-def send(node: SyncedNode, here: Path, job: str = "") -> int:
+def send(synced: LocalCluster, here: Path, job: str = "") -> int:
     """Sync as the launch of `job` does; return the version of the project."""
-    files, cluster = project_files.of_config(here, Config()), node.cluster.cluster
-    probes = probe(node.cluster.runner, cluster, manifest=files.digest)
-    versions = sync.update(node.cluster.runner, cluster, probes, Config(), files, lambda _text: None, job=job)
+    files, cluster = project_files.of_config(here, Config()), synced.cluster
+    probes = probe(synced.runner, cluster, manifest=files.digest)
+    versions = sync.update(synced.runner, cluster, probes, Config(), files, lambda _text: None, job=job)
     return versions[0]
 
 
-def start(node: SyncedNode, job: str, version: int) -> None:
+def start(synced: LocalCluster, job: str, version: int) -> None:
     rank = Process((), (sys.executable, "train.py"), {"RANK": "0"})
     request = StartRequest(job, 0, PROJECT, "train.py", {}, (rank,), 1, 0, 1.0, gang_of(1), version=version)
-    client.call(node.cluster.runner, 0, request)
+    client.call(synced.runner, 0, request)
 
 
-def test_job_does_not_start_with_other_files(node: SyncedNode, one: Path, two: Path) -> None:
+def test_job_does_not_start_with_other_files(synced: LocalCluster, one: Path, two: Path) -> None:
     """Also if its launch has found that its own are on the node."""
     job = f"{new_mark()}-0000"
-    version = send(node, one)
-    assert send(node, one) == version
-    send(node, two)
+    version = send(synced, one)
+    assert send(synced, one) == version
+    send(synced, two)
     with pytest.raises(NodeError, match=CHANGED):
-        start(node, job, version)
-    assert not (node.node.home / ".cloudddp" / "jobs" / job).exists()
+        start(synced, job, version)
+    assert not (synced.home / ".cloudddp" / "jobs" / job).exists()
 
 
 def test_files_that_were_compared_with_those_of_an_earlier_sync_are_not_mixed(
-    node: SyncedNode, one: Path, two: Path
+    synced: LocalCluster, one: Path, two: Path
 ) -> None:
-    node.sync(one)
+    synced.sync(one)
     put(one, {"new.py": "1"})
 
     def other() -> None:
-        node.cluster.runner.on_probed = lambda: None
-        send(node, two)
+        synced.runner.on_probed = lambda: None
+        send(synced, two)
 
-    node.cluster.runner.on_probed = other
+    synced.runner.on_probed = other
     with pytest.raises(NodeError, match=CHANGED):
-        send(node, one)
-    assert sorted(path.name for path in node.project.iterdir()) == ["train.py"]
-    assert (node.project / "train.py").read_text() == "print(2)"
+        send(synced, one)
+    assert sorted(path.name for path in synced.project.iterdir()) == ["train.py"]
+    assert (synced.project / "train.py").read_text() == "print(2)"
 
 
 def test_launch_changes_no_file_of_a_job_that_has_started_since_it_looked(
-    node: SyncedNode, one: Path, two: Path
+    synced: LocalCluster, one: Path, two: Path
 ) -> None:
     job = f"{new_mark()}-0000"
-    start(node, job, send(node, one, job))
+    start(synced, job, send(synced, one, job))
     try:
         with pytest.raises(NodeError, match=f"job {job} runs on this node"):
-            send(node, two, f"{new_mark()}-0000")
-        assert (node.project / "data").read_text() == "1"
-        send(node, two)  # `cloudddp sync` may
-        assert not (node.project / "data").exists()
+            send(synced, two, f"{new_mark()}-0000")
+        assert (synced.project / "data").read_text() == "1"
+        send(synced, two)  # `cloudddp sync` may
+        assert not (synced.project / "data").exists()
     finally:
-        client.call(node.cluster.runner, 0, KillRequest(job, 0.0, "0" * 16))
+        client.call(synced.runner, 0, KillRequest(job, 0.0, "0" * 16))
 
 
 OWN = os.getppid()

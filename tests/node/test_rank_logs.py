@@ -26,8 +26,6 @@ from cloudddp.agent.protocol.sending import FixedSize
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.replies import FrameDecoder
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
 MIB = 1 << 20
 LINE = 32  # bytes
 

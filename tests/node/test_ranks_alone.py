@@ -3,15 +3,11 @@ nodes."""
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 
-import pytest
 from support.gangs import Gangs, Make
 
 from cloudddp.agent.protocol.phases import JobPhase
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 NOTE = "node 1: no rank has connected to another node"
 ADDRESSES = ("127.0.0.3", "127.0.0.2")

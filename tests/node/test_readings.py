@@ -26,8 +26,6 @@ from cloudddp.agent.protocol.jobs import JobState, RankRecord
 from cloudddp.agent.protocol.readings import MAX_METRICS, READINGS_FILE, GpuReading, Reading, ReadingsRequest
 from cloudddp.agent.replies import FrameDecoder, decode
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
-
 REPORTS = """
 import json, os, time
 step = 0

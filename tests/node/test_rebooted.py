@@ -64,7 +64,7 @@ def running(folder: Path, boot: str) -> StateFile:
     state = StateFile(
         JOB, NODE, JobPhase.RUNNING, started=1.0, expected=0, pid=1, born=kernel.born(1), boot=boot
     )
-    store.write(folder / phases.JOB_FILE, phases.JobFile(NODE, 0))
+    store.write(folder / phases.JOB_FILE, phases.JobFile(NODE))
     store.write(folder / phases.STATE_FILE, state)
     return state
 

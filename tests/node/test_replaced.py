@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.syncednode import SyncedNode, put, tree
+from support.localsync import LocalCluster, put, tree
 
 from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import encode
@@ -35,16 +35,16 @@ def here(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def node(tmp_path: Path, here: Path) -> SyncedNode:
+def node(tmp_path: Path, here: Path) -> LocalCluster:
     """A node that has the project, and on which a job was started."""
-    node = SyncedNode(tmp_path / "nodes")
+    node = LocalCluster(tmp_path / "nodes", 1)
     node.sync(here)
-    put(node.node.home / ".cloudddp/jobs/20260101-000000-abcd", {"job.json": "{}", "began": ""})
+    put(node.home / ".cloudddp/jobs/20260101-000000-abcd", {"job.json": "{}", "began": ""})
     time.sleep(0.05)  # the file system's clock lags behind
     return node
 
 
-def kept(node: SyncedNode) -> dict[str, bytes]:
+def kept(node: LocalCluster) -> dict[str, bytes]:
     """Return what is kept, by its path in the project, and delete it."""
     found = {
         "/".join(path.relative_to(node.project / REPLACED).parts[1:]): path.read_bytes()
@@ -55,7 +55,7 @@ def kept(node: SyncedNode) -> dict[str, bytes]:
     return found
 
 
-def test_what_a_job_wrote_is_kept_and_named(here: Path, node: SyncedNode) -> None:
+def test_what_a_job_wrote_is_kept_and_named(here: Path, node: LocalCluster) -> None:
     """A file that is synced, changed here, too, large, new or renamed here; a folder, a file and a link in
     the place of what it wrote."""
     of_job: dict[str, str | bytes] = {
@@ -88,16 +88,16 @@ def test_what_a_job_wrote_is_kept_and_named(here: Path, node: SyncedNode) -> Non
     assert f"{REPLACED}" in said
 
 
-def pulled(node: SyncedNode) -> None:
+def pulled(node: LocalCluster) -> None:
     put(node.project, {"model.pt": "weights"})
     time.sleep(0.05)
-    command = f"python3 -IS {node.node.home}/{program.agent_path()} pulled"
+    command = f"python3 -IS {node.home}/{program.agent_path()} pulled"
     request = encode(PulledRequest("project", ("model.pt",), time.time_ns())) + b"\n"
-    done = node.cluster.runner.run(0, CommandSpec(command, request))
+    done = node.runner.run(0, CommandSpec(command, request))
     assert done.exit_code == 0, done.stderr
 
 
-def test_files_that_are_no_loss_are_replaced_without_a_warning(here: Path, node: SyncedNode) -> None:
+def test_files_that_are_no_loss_are_replaced_without_a_warning(here: Path, node: LocalCluster) -> None:
     """What was pulled, has the same contents, or is a cache."""
     pulled(node)
     os.utime(node.project / "b")
@@ -108,7 +108,7 @@ def test_files_that_are_no_loss_are_replaced_without_a_warning(here: Path, node:
     assert tree(node.project) == tree(here)
 
 
-def test_file_that_a_job_changed_stays_where_it_is_deleted_here(here: Path, node: SyncedNode) -> None:
+def test_file_that_a_job_changed_stays_where_it_is_deleted_here(here: Path, node: LocalCluster) -> None:
     put(node.project, {"model.pt": "weights"})
     (here / "model.pt").unlink()
     node.sync(here)

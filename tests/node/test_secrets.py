@@ -6,14 +6,10 @@ from __future__ import annotations
 import os
 import signal
 import stat
-import sys
 from pathlib import Path
 
-import pytest
 from support.agentnode import FOREVER, Node, alive, environ, until
 from support.exposed import command_lines, files_with
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 SECRET = "hunter2-the-value-of-a-variable"
 CHECK = "import os, sys\nsys.exit(0 if os.environ['TOKEN'].startswith('hunter2') else 9)\n"

@@ -12,12 +12,11 @@ from typing import Any
 
 import pytest
 from support.agentnode import HANG_GUARD, Node, alive, processes_of, until
+from support.programs import program
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Process, SetupReply
 from cloudddp.agent.replies import decode
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 WAIT_FOR_GATE = "while [ ! -e go ]; do sleep 0.05; done"
 
@@ -126,12 +125,10 @@ def environment(tmp_path: Path) -> Path:
     """A virtual environment that is not on PATH, with a program of its own, as /opt/pytorch is on the
     DLAMI."""
     folder = tmp_path / "environment"
-    (folder / "bin").mkdir(parents=True)
+    program(folder / "bin/torchrun-of-image", "echo torchrun of the image")
     (folder / "lib/python3.11/site-packages").mkdir(parents=True)
     (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.executable).parent}\n")
     (folder / "bin/python").symlink_to(sys.executable)
-    (folder / "bin/torchrun-of-image").write_text("#!/bin/sh\necho torchrun of the image\n")
-    (folder / "bin/torchrun-of-image").chmod(0o755)
     return folder
 
 

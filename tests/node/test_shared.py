@@ -8,20 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.agentnode import Node
-from support.packed import sent
+from support.packed import packed
+from support.programs import program
 
-from cloudddp.agent.protocol.file_steps import PackRequest, Selection
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesReply, NewFilesRequest
 from cloudddp.agent.protocol.start import SetupReply, SharedFolder
 from cloudddp.simulator.hosts.loopback_ssh import stubs
 from cloudddp.simulator.hosts.node_spec import UserData
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 ADDRESSES = ("10.0.0.4", "10.0.0.5", "10.0.0.6")
 OWN = SharedFolder("shared", below="shared", clients=(ADDRESSES[1],), owned=True)
 OTHER = SharedFolder("shared", f"{ADDRESSES[0]}:/", below="shared")
@@ -36,11 +34,9 @@ def programs(node: Node, number: int) -> None:
     scripts = stubs.scripts(gpus=(), efa_devices=0, user_data=UserData(), address=ADDRESSES[number])
     (node.home.parent / "run").mkdir(parents=True)
     folder = node.home.parent / "bin"
-    folder.mkdir()
     for name in ("sudo", "findmnt", "exportfs", "mount.nfs4"):
         text = scripts[name].replace("#!/bin/sh\n", f'#!/bin/sh\necho "{name} $*" >> {node.home}/calls\n', 1)
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+        program(folder / name, text)
     node.variables["PATH"] = f"{folder}:{os.environ['PATH']}"
 
 
@@ -112,10 +108,6 @@ def new(node: Node) -> NewFilesReply:
     return node.call(NewFilesRequest("p", (), ()))
 
 
-def packed(node: Node, *names: str, **more: Any) -> set[str]:
-    return set(sent(node, PackRequest("p", names or (".",), **more)).files)
-
-
 def test_results_in_a_shared_folder_are_those_of_the_first_node(pair: tuple[Node, Node]) -> None:
     first, second = pair
     set_up(first, OWN)
@@ -128,11 +120,12 @@ def test_results_in_a_shared_folder_are_those_of_the_first_node(pair: tuple[Node
     assert [job.outputs.files for job in new(first).jobs] == [3]
     assert [job.outputs.files for job in new(second).jobs] == [1]
     shared = {"shared/of-0", "shared/of-1"}
-    assert packed(first, selection=Selection(first.id(), (), 1 << 20)) == {"own", *shared}
-    assert packed(second, selection=Selection(second.id(), (), 1 << 20)) == {"own"}
-    assert packed(first, "shared") == shared
-    assert packed(second, "shared") == set(), "as an output"
-    assert packed(second, "shared", all=True) == shared, "by its name"
+    for node, files in ((first, {"own", *shared}), (second, {"own"})):
+        selection = NewFilesRequest("p", (), (), node.id(), 1 << 20)
+        assert packed(node, ".", selection=selection).files.keys() == files
+    assert packed(first, "shared").files.keys() == shared
+    assert packed(second, "shared").files == {}, "as an output"
+    assert packed(second, "shared", all=True).files.keys() == shared, "by its name"
     for node in pair:
         assert node.end() == []
 
@@ -143,10 +136,10 @@ def test_shared_files_are_not_copied_between_nodes(pair: tuple[Node, Node]) -> N
     first.start("open('shared/a.pt', 'w').write('x'); open('b.pt', 'w').write('x')")
     assert first.follow().state.phase is JobPhase.SUCCEEDED
     code = (
-        "import sys; sys.path.insert(0, {agent!r}); from agent.share import snapshot; "
-        "from cloudddp.agent.protocol.snapshots import SnapshotSearch as S; "
-        "print([one.path for one in snapshot.written(S('p', (), limit=1 << 20)).files], "
-        "[one.path for one in snapshot.named(S('p', ('**/*.pt', 'shared/*.pt'), every=True)).files])"
+        "import sys; sys.path.insert(0, {agent!r}); from agent.share import offers; "
+        "from cloudddp.agent.protocol.sharing import SnapshotSearch as S; "
+        "print([one.path for one in offers.of_node(S('p', (), limit=1 << 20))[0].files], "
+        "[one.path for one in offers.of_node(S('p', ('**/*.pt', 'shared/*.pt'), every=True))[0].files])"
     )
     done = subprocess.run(
         [sys.executable, "-IS", "-c", code.format(agent=str(first.agent))],

@@ -3,20 +3,16 @@ it."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from support.agentnode import Node
-from support.gangs import Gangs, Make
+from support.gangs import Gangs
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest
-from cloudddp.agent.protocol.snapshots import SnapshotSearch
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
+from cloudddp.agent.protocol.sharing import SnapshotSearch
 
 BY_DEFAULT = SnapshotSearch("p", (), scratch=("data",), limit=1 << 20)
 FINDS = """
@@ -42,27 +38,13 @@ def run(
     for node in job.nodes:
         assert node.ended(name).phase is JobPhase.SUCCEEDED
     job.gone()
-    return [log(node, name).rpartition("finds ")[2].splitlines()[0] for node in job.nodes]
-
-
-def log(node: Node, name: str) -> str:
-    return (node.folder(name) / "ranks" / f"{node.number}.log").read_text()
-
-
-def notes(job: Gangs, node: int, name: str) -> str:
-    return log(job[node], name) + (job[node].folder(name) / "launcher.log").read_text()
+    logs = [node.folder(name) / "ranks" / f"{node.number}.log" for node in job.nodes]
+    return [log.read_text().rpartition("finds ")[2].splitlines()[0] for log in logs]
 
 
 def new(node: Node, present: Collection[str]) -> list[str]:
     reply = node.call(NewFilesRequest("p", (), (), present=tuple(present)))
     return sorted(p.name for one in reply.jobs for p in one.outputs.paths if not p.name.endswith(".py"))
-
-
-@pytest.fixture
-def pair(gangs: Make) -> Gangs:
-    job = gangs(2)
-    job.gang = replace(job.gang, peers=tuple(replace(peer, id=f"i-{peer.node}") for peer in job.gang.peers))
-    return job
 
 
 def test_next_job_finds_what_one_node_wrote_on_all(pair: Gangs) -> None:
@@ -75,14 +57,14 @@ def test_next_job_finds_what_one_node_wrote_on_all(pair: Gangs) -> None:
         "{'key': 'one', 'old': 'one', 'out/log': 'of 0', 'snapshot': 'one'}",
         "{'data/big': 'x', 'key': 'one', 'old': 'one', 'out/log': 'of node 1', 'snapshot': 'one'}",
     ]
-    assert "which only some nodes have, from node 0 to node 1" in notes(pair, 1, "job-2")
-    assert "each node keeps its own version: " in notes(pair, 0, "job-2")
+    assert "which only some nodes have, from node 0 to node 1" in pair.notes(1, "job-2")
+    assert "each node keeps its own version: " in pair.notes(0, "job-2")
     assert (pair[1].project / "key").stat().st_mode & 0o777 == 0o600
     first, second = run(pair, "job-3", FINDS, FINDS)
     assert "old" not in first
     assert "'snapshot': 'two'" in second
     text = "node 1 has copies of files that node 0 does not have any more: old"
-    assert text in notes(pair, 1, "job-3")
+    assert text in pair.notes(1, "job-3")
 
 
 def test_copy_is_no_result_while_its_writer_is_there_and_replaces_one_that_is_gone(pair: Gangs) -> None:
@@ -110,9 +92,9 @@ def test_names_that_exceed_a_message_are_left_out(pair: Gangs) -> None:
     many += "for k in range(2000): open('\U0001f600' * 55 + str(k), 'w').close()\n"
     run(pair, "job-1", "print('finds')\n" + many, "print('finds')")
     run(pair, "job-2", "print('finds')", "print('finds')")
-    assert "node 0: not copied to other nodes: a.pt, b.pt. The limits" in notes(pair, 0, "job-2")
+    assert "node 0: not copied to other nodes: a.pt, b.pt. The limits" in pair.notes(0, "job-2")
     assert (pair[1].project / "small.pt").exists()
-    assert 100 < len(list(pair[1].project.iterdir())) < 2000, notes(pair, 1, "job-2")
+    assert 100 < len(list(pair[1].project.iterdir())) < 2000, pair.notes(1, "job-2")
 
 
 def test_large_damaged_and_future_files_are_not_copied(pair: Gangs, tmp_path: Path) -> None:
@@ -133,15 +115,15 @@ def test_large_damaged_and_future_files_are_not_copied(pair: Gangs, tmp_path: Pa
         "{'kept/a': 'one', 'old.pt': 'pickle', 'out': 'a file', 'small': 's', 'snapshot': 'by setup'}"
     )
     assert list((tmp_path / "elsewhere").iterdir()) == []
-    assert "node 0: not copied to other nodes: a/model. The limits are [job] share_mb = 1 and" in notes(
-        pair, 0, "job-3"
+    assert "node 0: not copied to other nodes: a/model. The limits are [job] share_mb = 1 and" in pair.notes(
+        0, "job-3"
     )
     for text in (
         "not copied to node 1: link/a and 1 more; link exists there",
         "node 0: broken.pt is damaged, or has gone; it was not copied",
         "not copied from node 0: late; the time of 'late' is more than a day in the future",
     ):
-        assert text in notes(pair, 1, "job-3")
+        assert text in pair.notes(1, "job-3")
 
 
 def test_restarted_ranks_find_what_one_node_wrote(pair: Gangs) -> None:

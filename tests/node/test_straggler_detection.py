@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +19,6 @@ from agent.watch.pace import Reports, step_report
 from agent.watch.stragglers import Detector
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import Pace, StepReport, current_stragglers
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 WINDOW = 1.0  # seconds
 # The ranks of a synchronous job: a step takes 0.05 s on all of them, however long each one works in it.

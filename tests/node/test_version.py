@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,12 +17,10 @@ from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
 from cloudddp.agent.protocol.file_steps import PackRequest, ReceiveRequest
 from cloudddp.agent.protocol.jobs import JobsRequest, KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
-from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
+from cloudddp.agent.protocol.phases import JobPhase, VersionConflict
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
 from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
 from cloudddp.agent.replies import decode
-
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the agent needs /proc")
 
 
 class VersionOne:
@@ -48,7 +45,6 @@ class VersionOne:
         for path, record in records.items():
             (folder / path).write_text(json.dumps(record))
         (folder / "ranks" / "0.log").write_text("from version 1\n")
-        (self.node.store / "agent-0123456789ab.py").write_text("")
 
     def running(self, name: str = "job-1") -> subprocess.Popen[bytes]:
         """Return the process that stands for the supervisor of a job that runs."""
@@ -89,7 +85,7 @@ def every_request(node: Node) -> list[Any]:
     job = node.id("job-2")
     return [
         ProbeRequest("p", "127.0.0.1"),
-        ReceiveRequest("p", "s", 0, Peer(0, "127.0.0.1", 1), 1),
+        ReceiveRequest("p", "s"),
         SetupRequest(job, 0, "p", "s", ("touch never",)),
         StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
         node.following("job-1"),
@@ -129,7 +125,6 @@ def test_store_is_taken_over_once_the_job_has_ended(node: Node, version_one: Ver
     assert (found.job, found.phase, found.exit_code) == (node.id(), JobPhase.FAILED, 7)
     assert found.ranks[0].exit_code == 7
     assert recorded(node) == f"{VERSION}\n"
-    assert list(node.store.glob("agent-*.py")) == []
     assert node.follow().logs == {0: b"from version 1\n"}
     assert node.cancel().phase is JobPhase.FAILED
     node.start("print('ran')", job="job-2")

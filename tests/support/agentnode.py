@@ -27,11 +27,11 @@ from typing import Any, TypeVar
 from cloudddp.agent import program
 from cloudddp.agent.client import Request, Step
 from cloudddp.agent.protocol import ExitCode, codec
-from cloudddp.agent.protocol.codec import encode
+from cloudddp.agent.protocol.codec import MAX_REPLY, encode
 from cloudddp.agent.protocol.frames import End, FollowRequest, Heartbeat, Log
 from cloudddp.agent.protocol.gang import Gang
-from cloudddp.agent.protocol.jobs import JobsRequest, JobState, KillReply, KillRequest
-from cloudddp.agent.protocol.machine import MAX_FOLDERS, ProbeReply, ProbeRequest
+from cloudddp.agent.protocol.jobs import Failure, JobsRequest, JobState, KillReply, KillRequest, Verdict
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.replies import FrameDecoder, decode
@@ -41,6 +41,22 @@ T = TypeVar("T")
 FOREVER = "import time\nwhile True: time.sleep(0.05)\n"
 # It waits until `go` exists in the project.
 WAITING = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.02)\n"
+_READY = "open('ready', 'w').close()\nprint('ready', flush=True)\n" + FOREVER
+# It saves and ends with 143 when it is asked to end.
+SAVES = f"""
+import signal, sys, time
+def save(*_):
+    time.sleep(0.5)
+    open("saved", "a").write("x")
+    sys.exit(143)
+signal.signal(signal.SIGTERM, save)
+{_READY}"""
+# It does not end when it is asked to.
+STUBBORN = f"""
+import signal
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+{_READY}"""
 HANG_GUARD = 60.0  # seconds; only a hang is this long
 
 
@@ -282,7 +298,7 @@ class Node:
     def call(self, request: Request[T]) -> T:
         """Run a step and return its reply, as the laptop decodes it. Raises Refused."""
         kind: Any = request.REPLY
-        reply: T = decode(self.serve(request).rstrip(), kind, limit=MAX_FOLDERS)
+        reply: T = decode(self.serve(request).rstrip(), kind, limit=MAX_REPLY)
         return reply
 
     def probe(self, **changes: Any) -> ProbeReply:
@@ -305,7 +321,8 @@ class Node:
     def start(self, *scripts: str, job: str = "job-1", **changes: Any) -> int:
         """Start one rank per script, as `rendezvous = "direct"` does; return the pid of the supervisor's
         guard."""
-        return self.call(self.starting(*scripts, job=job, **changes)).pid
+        self.call(self.starting(*scripts, job=job, **changes))
+        return int(json.loads((self.folder(job) / "state.json").read_text())["guard"] or 0)
 
     def starting(
         self,
@@ -398,6 +415,14 @@ class Node:
         while (left := processes_of(self.home)) and time.monotonic() < deadline:
             time.sleep(0.02)  # a supervisor has recorded the end, and is about to exit
         return left
+
+
+def first_of(found: JobState | Verdict) -> Failure:
+    """Return what failed first in a job that has ended, by its verdict."""
+    verdict = found.verdict if isinstance(found, JobState) else found
+    assert verdict is not None
+    assert verdict.first is not None
+    return verdict.first
 
 
 def start_together(requests: Mapping[Node, StartRequest]) -> dict[int, StartReply]:

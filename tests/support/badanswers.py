@@ -16,11 +16,10 @@ PROBE = {
     "timer_state": "active",
     "timer_next": "x",
     "running": [],
-    "folders": None,
+    "differs": False,
     "torch_gpus": None,
     "torch_error": "",
     "efa": 0,
-    "poweroff": None,
 }
 JOB = {"job": "20260101-000000-abcd", "node": 0, "phase": "running", "ranks": []}
 RANK = {"rank": 0, "exit_code": None, "ended": None}
@@ -71,11 +70,7 @@ BAD_PROBES = {
     "a running job that is a path": changed(PROBE, running=["../../x"]),
     "many running jobs": changed(PROBE, running=[f"job-{number}" for number in range(21)]),
     "running is a word": changed(PROBE, running="abc"),
-    "folders are a list": changed(PROBE, folders=["a"]),
-    "folders with a number": changed(PROBE, folders={"a": 1}),
-    "folders with a long digest": changed(PROBE, folders={"a": "0" * 17}),
-    "folders with a long path": changed(PROBE, folders={"a" * 4097: "0" * 16}),
-    "too many folders": changed(PROBE, folders={str(k): "0" * 16 for k in range(100_001)}),
+    "differs is a word": changed(PROBE, differs="yes"),
 }
 
 

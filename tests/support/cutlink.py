@@ -13,7 +13,7 @@ class CutLink:
     0.
 
     Once that many bytes were forwarded: with `cut_at` the connections break, with `hold_at` they stop until
-    `release`.
+    `release`. Where `held` is set, nothing that the client sends gets through either.
     """
 
     def __init__(self, server: int) -> None:
@@ -57,6 +57,8 @@ class CutLink:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := client.recv(1 << 16):
+                if self.held.is_set():
+                    self._released.wait(60)
                 server.sendall(data)
         with contextlib.suppress(OSError):
             server.shutdown(socket.SHUT_WR)

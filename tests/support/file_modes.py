@@ -11,6 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
+from support.programs import program
+
 T = TypeVar("T")
 _VERSION_3 = 0x20080522
 _OVERRIDES = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
@@ -47,8 +49,6 @@ def python_with_modes_applied(folder: Path) -> str:
     """Return a program that is this Python, and to which the modes of files apply."""
     if os.geteuid():
         return sys.executable
-    program = folder / "python-with-modes-applied"
     dropped = " ".join(f"{sets}=-dac_override,-dac_read_search" for sets in ("--bounding-set", "--inh-caps"))
-    program.write_text(f'#!/bin/sh\nexec setpriv {dropped} {sys.executable} "$@"\n')
-    program.chmod(0o755)
-    return str(program)
+    text = f'exec setpriv {dropped} {sys.executable} "$@"'
+    return str(program(folder / "python-with-modes-applied", text))

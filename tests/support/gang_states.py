@@ -24,7 +24,7 @@ from agent.gang.events import (
     StartRanks,
     Tick,
 )
-from agent.gang.state import GangState, Policy, initial
+from agent.gang.state import GangState, Policy
 from agent.gang.step import (
     step,
 )
@@ -56,7 +56,7 @@ class Job:
         self.heard = dict.fromkeys(names, self.now)
         own = replace(POLICY, **policy)
         self.states: list[GangState] = [
-            initial(node, names, own, Budget(retries, stalls=stalls)) for node in range(count)
+            GangState(node, names, own, Budget(retries, stalls=stalls)) for node in range(count)
         ]
 
     def event(self, node: int, event: Event) -> None:

@@ -40,15 +40,23 @@ class Gangs:
         return self.nodes[node]
 
     def start(
-        self, *scripts: Sequence[str] | str, only: Sequence[int] = (), **changes: Any
+        self,
+        *scripts: Sequence[str] | str,
+        only: Sequence[int] = (),
+        of_node: Mapping[int, Mapping[str, Any]] | None = None,
+        **changes: Any,
     ) -> dict[int, StartReply]:
         """Start one rank per script, given for each node; a node without a list has one rank. `only`: those
-        nodes."""
+        nodes. `of_node`: changes of some nodes."""
         requests, first = {}, 0
         for node, codes in zip(self.nodes, scripts, strict=True):
             own = [codes] if isinstance(codes, str) else codes
             if not only or node.number in only:
-                requests[node] = node.starting(*own, first_rank=first, **{"gang": self.gang, **changes})
+                requests[node] = node.starting(
+                    *own,
+                    first_rank=first,
+                    **{"gang": self.gang, **changes, **(of_node or {}).get(node.number, {})},
+                )
             first += len(own)
         return start_together(requests)
 
@@ -87,6 +95,12 @@ class Gangs:
     def log(self, node: int, rank: int) -> bytes:
         path = self.nodes[node].folder() / "ranks" / f"{rank}.log"
         return path.read_bytes() if path.exists() else b""
+
+    def notes(self, node: int, job: str = "job-1") -> str:
+        """Return what the agent of a node, which has one rank, notes in the logs of a job."""
+        folder = self.nodes[node].folder(job)
+        found = (folder / "ranks" / f"{node}.log").read_text() + (folder / "launcher.log").read_text()
+        return "\n".join(line for line in found.splitlines() if line.startswith("--- cloudddp: "))
 
     def end(self) -> list[int]:
         """End everything; return the processes that were left."""

@@ -103,30 +103,35 @@ class CommandLine:
         process.wait(2 * TIMEOUT)
         return process
 
+    def exits(self, code: int, *words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        """Run, require this exit code."""
+        done = self(*words, **env)
+        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
     def ok(self, *words: str, **env: str) -> str:
         """Run, require success, return stdout."""
-        done = self(*words, **env)
-        assert done.returncode == 0, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done.stdout
+        return self.exits(0, *words, **env).stdout
 
     def fails(self, code: int, *words: str, **env: str) -> str:
         """Run, require this exit code and no traceback, return stderr."""
-        done = self(*words, **env)
-        assert done.returncode == code, f"{words}: exit {done.returncode}\n{done.stdout}\n{done.stderr}"
+        done = self.exits(code, *words, **env)
         assert "Traceback" not in done.stderr
         return done.stderr
 
-    def patient(self, seconds: float, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command with another time limit for the nodes' reports before `down`: 5 s may be too short
-        here."""
+    def messages(self, *words: str, **env: str) -> str:
+        """Run, require success, return stderr."""
+        return self.fails(0, *words, **env)
+
+    def patient(self, seconds: float, *words: str) -> tuple[str, str]:
+        """Run, require success, return (stdout, stderr). With another time limit for the nodes' reports
+        before `down`: 5 s may be too short here."""
         code = (
             "from cloudddp.config import timing\ntiming.current = lambda: "
             f"timing.Timing(at_stake={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
-        process = self.start_code(code, *words)
-        out, err = process.communicate(timeout=TIMEOUT)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+        return finished(self.start_code(code, *words), 0)
 
     def start_code(self, code: str, *words: str) -> Process:
         """Start Python code, with the words as its arguments."""
@@ -252,6 +257,24 @@ def interrupt(process: Process | subprocess.Popen[str], number: int = signal.SIG
     process.send_signal(number)
     out, err = process.communicate(timeout=TIMEOUT)
     return process.returncode, out, err
+
+
+def finished(
+    process: Process | subprocess.Popen[str], code: int, seconds: float = TIMEOUT
+) -> tuple[str, str]:
+    """Wait for the end of a process, require this exit code, return (stdout, stderr)."""
+    out, err = process.communicate(timeout=seconds)
+    assert process.returncode == code, f"exit {process.returncode}\n{out}\n{err}"
+    return out, err
+
+
+def lines_until(stream: Any, text: str, count: int = 1) -> str:
+    """Read lines until `count` different ones contain a text; return all that were read."""
+    seen: list[str] = []
+    while len({line for line in seen if text in line}) < count:
+        seen.append(stream.readline())
+        assert seen[-1], seen
+    return "".join(seen)
 
 
 def cannot(reason: str) -> NoReturn:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import http.server
 import json
 import os
 import pty
@@ -14,16 +13,17 @@ import signal
 import subprocess
 import sys
 import termios
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 from support.harness import TIMEOUT, CommandLine
 from support.processes import zygote
+from support.web import Handler, Server
 
 KEYS_OF_THE_ENVIRONMENT = (
     "AWS_ACCESS_KEY_ID",
@@ -210,7 +210,7 @@ class Identity:
 def identity_server() -> Iterator[Identity]:
     identity = Identity()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
+    class Answers(Handler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self._serve()
 
@@ -222,22 +222,9 @@ def identity_server() -> Iterator[Identity]:
             identity.requests.append((self.path, dict(self.headers), json.loads(body) if body else None))
             reply = identity.replies.get(self.path.partition("?")[0], Reply({"message": "not found"}, 404))
             data = reply.body.encode() if isinstance(reply.body, str) else json.dumps(reply.body).encode()
-            self.send_response(reply.status)
-            if reply.kind:
-                self.send_header("x-amzn-ErrorType", reply.kind)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            kind = {"x-amzn-ErrorType": reply.kind} if reply.kind else {}
+            self.answer(reply.status, data, Content_Type="application/json", **kind)
 
-        def log_message(self, *_: Any) -> None:
-            """Silent."""
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    identity.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
+    with contextlib.closing(Server(Answers)) as server:
+        identity.url = f"http://{server.address}"
         yield identity
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -3,55 +3,43 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
+from support.web import Handler, Server
 
-class Metadata(ThreadingHTTPServer):
+
+class Metadata(Server):
     """A metadata service of version 2: `found` maps names to texts."""
-
-    daemon_threads = True
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {"events/maintenance/scheduled": "[]"}
         self.looks = 0
-        super().__init__(("127.0.0.1", 0), _Handler)
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(_Handler)
 
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
-
-    @property
-    def address(self) -> str:
-        return f"127.0.0.1:{self.server_port}"
+    def announce(self, seconds: float, action: str = "terminate") -> datetime:
+        """As AWS announces that it takes a spot instance in so many seconds; return when."""
+        ends = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=seconds)
+        notice = {"action": action, "time": f"{ends:%Y-%m-%dT%H:%M:%SZ}"}
+        self.found["spot/instance-action"] = json.dumps(notice)
+        return ends
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler, BaseHTTPRequestHandler):
     server: Metadata
 
     def do_PUT(self) -> None:
         ttl = self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
-        self._answer(200 if ttl == "21600" else 400, "secret")
+        self.answer(200 if ttl == "21600" else 400, "secret")
 
     def do_GET(self) -> None:
         text = self.server.found.get(self.path.removeprefix("/latest/meta-data/"))
         known = self.headers["X-aws-ec2-metadata-token"] == "secret"
-        self._answer(401 if not known else 404 if text is None else 200, text or "")
+        self.answer(401 if not known else 404 if text is None else 200, text or "")
         self.server.looks += 1
-
-    def _answer(self, status: int, text: str) -> None:
-        self.send_response(status)  # with the Date
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text.encode())
-
-    def log_message(self, *_: Any) -> None:
-        pass
 
 
 def of_a_role() -> dict[str, str]:

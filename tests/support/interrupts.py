@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 from typing import Any
 
-from support.harness import TIMEOUT
+from support.faults import FaultyEndpoint
+from support.harness import finished
 from support.processes import Process, zygote
 
 _PROGRAM = """
@@ -64,9 +64,28 @@ def start_interrupted(
 
 
 def interrupted_at(
-    cli: Any, moment: str, *words: str, caller: str = "", on_call: bool = False, number: int = signal.SIGINT
-) -> subprocess.CompletedProcess[str]:
-    """Run a command as `start_interrupted` does, to its end."""
-    process = start_interrupted(cli, moment, *words, caller=caller, on_call=on_call, number=number)
-    out, err = process.communicate(timeout=TIMEOUT)
-    return subprocess.CompletedProcess(words, process.returncode, out, err)
+    cli: Any,
+    moment: str,
+    *words: str,
+    caller: str = "",
+    on_call: bool = False,
+    number: int = signal.SIGINT,
+    code: int = 130,
+) -> tuple[str, str]:
+    """Run a command as `start_interrupted` does, require this exit code, return (stdout, stderr)."""
+    return finished(
+        start_interrupted(cli, moment, *words, caller=caller, on_call=on_call, number=number), code
+    )
+
+
+def interrupted_at_call(
+    cli: Any, faults: FaultyEndpoint, action: str, *words: str, number: int = signal.SIGINT
+) -> str:
+    """Run a command that gets Ctrl-C (or the signal `number`) when AWS has carried out this call, before the
+    answer. Require the exit code of that, return stderr."""
+    came, go = faults.hold(action)
+    process = cli.start(*words)
+    assert came.wait(60)
+    process.send_signal(number)
+    go.set()
+    return finished(process, -number if number == signal.SIGKILL else 130)[1]

@@ -20,8 +20,8 @@ def rank(number: int, exit_code: int | None = None, ended: float | None = None, 
     return RankRecord(number, exit_code, ended, **fields)
 
 
-def killed(number: int, signal: int, ended: float = 100.0) -> RankRecord:
-    return rank(number, 128 + signal, ended, signal=signal)
+def killed(number: int, signal: int, *, asked: bool = False) -> RankRecord:
+    return rank(number, 128 + signal, signal=signal, asked=asked)
 
 
 def job(phase: str, *ranks: RankRecord, **fields: Any) -> JobState:

@@ -6,6 +6,7 @@ outside.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Iterator
@@ -146,6 +147,31 @@ def boot_id(laptop: LabLaptop, node: Any) -> str:
         return ""
 
 
+def home_of(laptop: LabLaptop, node: Any) -> str:
+    """Return the folder of a node's disk; '' while it is down."""
+    listed = control.nodes(laptop.sim)
+    return next((str(n["home"]) for n in listed if n["instance_id"] == node["InstanceId"]), "")
+
+
+def reboot(laptop: LabLaptop, node: Any) -> None:
+    """Reboot through EC2, and wait until the node has booted."""
+    before = home_of(laptop, node)
+    laptop.ec2.reboot_instances(InstanceIds=[node["InstanceId"]])
+    until(lambda: home_of(laptop, node) not in ("", before))
+
+
+def reconnect(laptop: LabLaptop, node: Any) -> paramiko.SSHClient:
+    """Connect to a node that is rebooting, where /run/before existed."""
+
+    def fresh() -> paramiko.SSHClient | None:
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            client = laptop.login_unverified(node)
+            return client if attempt(client, "test -e /run/before").status == 1 else None
+        return None
+
+    return until(fresh)
+
+
 def attempt(client: paramiko.SSHClient, command: str) -> Result:
     """Return exit status and output of a command that may fail."""
     return execute(client, command)
@@ -173,3 +199,15 @@ def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, second
     """Connect from a node to a server of `serve`. Returns the address it sees, or '' without a connection."""
     code = f"import socket;print(socket.create_connection(('{address}',{port}),{seconds}).recv(99).decode())"
     return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()
+
+
+def seen_by(laptop: LabLaptop, node: Any, address: str, port: int = 4000) -> str:
+    """As `call`, from a node that SSH does not reach; or return what a server of HTTP answers, on port 80."""
+    with network_namespace(Path(f"/proc/{home_of(laptop, node).split('/')[2]}/ns/net")):
+        try:
+            with socket.create_connection((address, port), timeout=2) as connection:
+                if port == 80:
+                    connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+                return connection.recv(99).decode()
+        except OSError:
+            return ""

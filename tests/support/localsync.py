@@ -1,19 +1,20 @@
-"""Syncing to nodes of this machine: the laptop's own code, with the agent run as over SSH."""
+"""Syncing to nodes of this machine: the laptop's own code, with the agent run as over SSH; and what their
+projects have."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import os
-import queue
 import shlex
 import shutil
+import stat
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
@@ -21,7 +22,7 @@ from support.instances import inventory_instance
 from cloudddp.agent import program
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import NodeError
 from cloudddp.job import sync
 from cloudddp.job.project_files import of_config
@@ -30,6 +31,9 @@ from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.tags import Tags
 
 T = TypeVar("T")
+UP_TO_DATE = "files are up to date"
+UPDATED = "updating modes and links on 1 node; nothing is sent from this computer"
+RUNS = Config(job=JobSpec(outputs=("runs",)))
 
 
 class LocalNode:
@@ -70,35 +74,25 @@ class LocalRunner:
             stderr=subprocess.PIPE,
         )
         local.processes.append(process)
-        kept: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
-        errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
         assert process.stdout is not None
         assert process.stderr is not None
-        readers = [
-            threading.Thread(
-                target=_drain, args=(pipe.fileno(), keep or kept[name].extend, errors, process), daemon=True
-            )
-            for name, pipe, keep in (
-                ("out", process.stdout, spec.on_stdout),
-                ("err", process.stderr, spec.on_stderr),
-            )
-        ]
-        for reader in readers:
-            reader.start()
         is_transfer = program.step_of(command) == "receive"
         if is_transfer:
             self.on_probed()
-        self._feed(node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer)
-        for reader in readers:
-            reader.join(HANG_GUARD)
-        code = process.wait(HANG_GUARD)
-        process.stdout.close()
-        process.stderr.close()
-        if not errors.empty():
-            raise errors.get()
+        with ThreadPoolExecutor(2) as readers:
+            out = readers.submit(_drain, process.stdout, spec.on_stdout, process)
+            err = readers.submit(_drain, process.stderr, spec.on_stderr, process)
+            try:
+                self._feed(
+                    node, process, [stdin] if isinstance(stdin, bytes) else stdin, is_transfer=is_transfer
+                )
+                code = process.wait(HANG_GUARD)
+            finally:
+                process.kill()
+        kept = out.result(), err.result()
         if code < 0:
             raise NodeError(f"node {node}: the connection broke", reason=f"node {node}: the connection broke")
-        return Result(code, bytes(kept["out"]), bytes(kept["err"]))
+        return Result(code, *kept)
 
     def _feed(
         self, node: int, process: subprocess.Popen[bytes], pieces: Iterable[bytes], *, is_transfer: bool
@@ -128,44 +122,33 @@ class LocalRunner:
         chosen = self.nodes if nodes is None else nodes
         return each({node: functools.partial(work, node) for node in chosen}, **more)
 
-    def host_key(self, node: int) -> str:
-        raise NotImplementedError
-
-    def expect(self, node: int, host_key: str) -> None:
-        raise NotImplementedError
-
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Nothing to do: there are no connections."""
-
-    def close(self) -> None:
         """Nothing to do: there are no connections."""
 
 
 def _drain(
-    descriptor: int,
-    keep: Callable[[bytes], object],
-    errors: queue.SimpleQueue[Exception],
-    process: subprocess.Popen[bytes],
-) -> None:
-    """Pass on what a process writes. An error of the receiver ends it, as the end of its SSH channel does."""
-    while data := os.read(descriptor, 1 << 16):
+    stream: IO[bytes], keep: Callable[[bytes], object] | None, process: subprocess.Popen[bytes]
+) -> bytes:
+    """Pass on what a process writes, or return it. An error of the receiver ends the process, as the end of
+    its SSH channel does."""
+    kept = bytearray()
+    with stream:
         try:
-            keep(data)
-        except Exception as error:
-            errors.put(error)
+            while data := os.read(stream.fileno(), 1 << 16):
+                (keep or kept.extend)(data)
+        except Exception:
             process.kill()
-            return
+            raise
+    return bytes(kept)
 
 
 class LocalCluster:
     """Nodes of this machine that are synced with the laptop's own code."""
 
-    def __init__(self, folder: Path, count: int, *, addresses: Sequence[str] = ()) -> None:
+    def __init__(self, folder: Path, count: int = 1) -> None:
         self._folder = folder
-        self._addresses = addresses
         self._numbers = itertools.count()
         self.runner = LocalRunner({})
-        self.lines: list[str] = []
         for _ in range(count):
             self.add()
 
@@ -184,28 +167,55 @@ class LocalCluster:
         """Bytes that the laptop has sent in transfers."""
         return sum(node.sent for node in self.nodes)
 
-    def sync(self, here: Path, config: Config | None = None) -> list[str]:
-        """Sync a folder to all nodes; return the lines that the user gets."""
-        self.lines = []
-        sync.sync(
-            self.runner,
-            self.cluster,
-            config or Config(),
-            files=of_config(here, config or Config()),
-            progress=self._show,
-        )
-        return self.lines
+    @property
+    def home(self) -> Path:
+        """The home folder of the first node."""
+        return self.nodes[0].home
+
+    @property
+    def project(self) -> Path:
+        """The project on the first node."""
+        return self.nodes[0].project
+
+    def sync(self, here: Path, config: Config = RUNS) -> str:
+        """Sync a folder to all nodes; return what the user gets to read."""
+        lines: list[object] = []
+        files = of_config(here, config)
+        sync.sync(self.runner, self.cluster, config, files=files, progress=lines.append)
+        return "; ".join(map(str, lines))
 
     @property
     def cluster(self) -> Cluster:
         members = {
-            number: inventory_instance(f"i-{number}", Tags(), private_ip=self._address(number))
+            number: inventory_instance(f"i-{number}", Tags(), private_ip="127.0.0.1")
             for number in self.runner.nodes
         }
         return Cluster("c", "c-1", "us-east-1", members)
 
-    def _address(self, number: int) -> str:
-        return self._addresses[number] if self._addresses else "127.0.0.1"
 
-    def _show(self, text: str) -> None:
-        self.lines.append(str(text))
+def put(folder: Path, files: dict[str, str | bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def same(here: Path, there: Path) -> bool:
+    """Whether two folders have the same files, all of which a sync transfers."""
+    return there.exists() and tree(here) == tree(there)
+
+
+def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
+    """Return the properties of the files and links below a folder that a sync transfers."""
+    found: dict[str, Any] = {}
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name != leave_out]
+        for name in [*files, *(n for n in folders if (Path(folder) / n).is_symlink())]:
+            path = Path(folder) / name
+            info = path.lstat()
+            key = str(path.relative_to(root))
+            if stat.S_ISLNK(info.st_mode):
+                found[key] = ("link", os.fspath(path.readlink()))
+            else:
+                found[key] = (path.read_bytes(), bool(info.st_mode & 0o100), info.st_mtime_ns)
+    return found

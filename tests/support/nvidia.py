@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from support.programs import program
+
 # Without a process for each pause, so that what it costs is not counted for what reads it.
 _TEXT = """#!/bin/sh
 case "$1" in -L) seq -f "GPU %g: a stand-in" 0 {last}; exit ;; esac
@@ -21,8 +23,4 @@ while True:
 
 def install(folder: Path, count: int) -> Path:
     """Put it into a folder of PATH, with so many GPUs."""
-    folder.mkdir(exist_ok=True)
-    path = folder / "nvidia-smi"
-    path.write_text(_TEXT.format(count=count, last=count - 1))
-    path.chmod(0o755)
-    return path
+    return program(folder / "nvidia-smi", _TEXT.format(count=count, last=count - 1))

@@ -1,76 +1,78 @@
-"""What `pack` sends, as the laptop decodes it."""
+"""What `pack` sends, as the laptop receives it."""
 
 from __future__ import annotations
 
-import subprocess
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from support.agentnode import Node
+from support.agentnode import HANG_GUARD, Node
+from support.streams import StreamRunner
 
-from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.file_steps import LeftOut, PackRequest
-from cloudddp.agent.protocol.manifest import LINK
-from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Record, Wants
-from cloudddp.agent.replies import decode
+from cloudddp.agent.protocol.file_steps import PackRequest
+from cloudddp.job.results.pull import pull
+from cloudddp.ssh.running import CommandSpec, Result
 
 
 @dataclass
 class Sent:
-    """Kinds, and contents or targets, by name; what was left out; `notes` are the lines for the user."""
+    """Contents, or `-> target`, of files and links, and times in ns, by name. `notes` are the lines
+    for the user, `lost` the results that were left out, and why, or None for too many of them."""
 
-    entries: dict[str, tuple[str, str | bytes]] = field(default_factory=dict)
-    records: dict[str, Record] = field(default_factory=dict)
-    out: list[LeftOut] = field(default_factory=list)
+    files: dict[str, str] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    @property
-    def lost(self) -> list[str]:
-        return sorted(one.name for one in self.out if one.counts)
-
-    @property
-    def files(self) -> dict[str, str]:
-        """Contents, or `-> target`, of files and links."""
-        return {
-            name: f"-> {found}" if isinstance(found, str) else found.decode()
-            for name, (kind, found) in self.entries.items()
-            if kind != "folder"
-        }
+    lost: dict[str, str] | None = None
 
 
-def sent(node: Node, request: PackRequest, wants: Wants | None = None) -> Sent:
-    """Ask for all files, or `wants`."""
-    answer = (wants or Wants(everything=True)).frame(UNSEALED)
-    done = node.run(request, [answer])
-    assert done.returncode == 0, done.stderr
-    return _decoded(done)
+def packed(node: Node, *paths: str, **more: Any) -> Sent:
+    """Return what arrives of these paths of the project `p`."""
+    return sent(node, PackRequest("p", paths or ("runs",), **more))
 
 
-def _decoded(done: subprocess.CompletedProcess[bytes]) -> Sent:
-    found, frames = Sent(), Frames(UNSEALED)
-    names: list[str] = []
-    for frame in frames.feed(done.stdout):
-        if frame.kind == transfer.LISTING:
-            listing = transfer.read_listing(frame)
-            found.entries.update(dict.fromkeys(listing.modes, ("folder", b"")))
-            for path, entry in listing.entries():
-                names.append(path)
-                if entry.kind == LINK:
-                    found.entries[path] = ("link", entry.target)
-        elif frame.kind == transfer.BATCH:
-            for record, contents in transfer.read_batch(frame):
-                if not record.missing:
-                    found.entries[names[record.number]] = ("file", bytes(contents))
-        elif frame.kind == transfer.PART:
-            number, _, data = transfer.read_part(frame)
-            _, before = found.entries.get(names[number], ("file", b""))
-            assert isinstance(before, bytes)
-            found.entries[names[number]] = ("file", before + data)
-        elif frame.kind == transfer.END:
-            record = transfer.read_end(frame)
-            found.records[names[record.number]] = record
-        elif frame.kind == transfer.LEFT_OUT:
-            found.out.append(decode(frame.head, LeftOut))
-    assert not frames.is_cut
-    notes = [f"left out {one.name}: {one.reason}" for one in found.out]
-    found.notes = [*done.stderr.decode().splitlines(), *notes]
+class PackRunner(StreamRunner):
+    """A node whose `pack` runs as a process of this machine."""
+
+    def __init__(self, node: Node) -> None:
+        super().__init__([])
+        self._process = node.popen(PackRequest.STEP)
+
+    def run(self, _node: int, spec: CommandSpec) -> Result:
+        assert spec.on_stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        for answer in spec.stdin:  # first the request
+            self._process.stdin.write(answer)
+            self._process.stdin.flush()
+            if not (data := self._process.stdout.read1(1 << 16)):
+                break
+            spec.on_stdout(data)
+        while data := self._process.stdout.read1(1 << 16):
+            spec.on_stdout(data)
+        _, error = self._process.communicate(timeout=HANG_GUARD)
+        assert error == b""
+        return Result(self._process.returncode, b"", b"")
+
+
+def sent(node: Node, request: PackRequest) -> Sent:
+    """Return what arrives in an empty folder."""
+    base = Path(tempfile.mkdtemp(dir=node.home.parent))
+    pulled = pull(PackRunner(node), request, node=0, to=base)
+    found = Sent(notes=list(pulled.notes))
+    found.lost = None if pulled.left is None else {one.name: one.reason for one in pulled.left}
+    for folder, folders, names in os.walk(base):
+        if len(folder) > 3000:  # what is below it has too long a path
+            folders.clear()
+            continue
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            name = path.relative_to(base).as_posix()
+            if path.is_symlink():
+                found.files[name] = f"-> {path.readlink()}"
+            elif path.name in names:
+                found.files[name] = path.read_bytes().decode("latin-1")
+                found.times[name] = path.stat().st_mtime_ns
+    shutil.rmtree(base)
     return found

@@ -9,6 +9,12 @@ from typing import Any
 import boto3
 
 
+def refusal(status: str, code: str, text: str = "x", **more: str) -> tuple[str, bytes]:
+    """Return an answer of S3, with more elements."""
+    elements = {"Code": code, "Message": text, **more}
+    return status, f"<Error>{''.join(f'<{k}>{v}</{k}>' for k, v in elements.items())}</Error>".encode()
+
+
 class S3:
     """moto's S3 on a port of 127.0.0.1. `answer` may answer a request instead: it gets the environ."""
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from support.programs import program
+
 _PROGRAM = """\
 #!/bin/sh
 # aws ssm start-session --target ID --document-name AWS-StartSSHSession --parameters portNumber=PORT
@@ -21,12 +23,7 @@ exec {python} -m cloudddp sim session --target "$4" --port "${{8#portNumber=}}"
 def install(folder: Path) -> Path:
     """Write the program `aws` to a folder. Returns a file with a line "ID portNumber=PORT" for each
     session."""
-    folder.mkdir(exist_ok=True)
     log = folder / "sessions"
-    program = folder / "aws"
-    program.write_text(_PROGRAM.format(python=sys.executable, log=log))
-    program.chmod(0o755)
-    plugin = folder / "session-manager-plugin"  # which the AWS CLI starts
-    plugin.write_text("#!/bin/sh\n")
-    plugin.chmod(0o755)
+    program(folder / "aws", _PROGRAM.format(python=sys.executable, log=log))
+    program(folder / "session-manager-plugin", "")  # which the AWS CLI starts
     return log

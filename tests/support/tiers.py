@@ -49,7 +49,7 @@ SLOW = {
     "cli/test_screens.py::test_training_of_the_example_in_one_command": "10 s; the other job is of the shell",
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
-    "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_ended_nodes.py has the rule",
+    "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_overdue.py has the rule",
     "cli/test_top.py::test_node_that_does_not_answer_is_shown_and_read_again": "14 s: a node that stops",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
@@ -94,7 +94,7 @@ SLOW = {
     "cli/test_regions_searched.py::"
     "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
     "cli/test_sync_and_pull.py::"
-    "test_folder_larger_than_the_memory_is_sent": "test_sync_node.py sends in frames",
+    "test_folder_larger_than_the_memory_is_sent_and_pulled": "test_sync_node.py sends in frames",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
     "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
@@ -107,11 +107,10 @@ SLOW = {
     "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_notifications.py::test_delivery_that_never_ends_delays_no_job_and_the_node_ends": "waits 20 s",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
-    "node/test_gang_early_exit.py": "torch, whose message it recognizes",
+    "node/test_gang.py::test_early_exit_is_the_likely_cause_of_a_lost_connection": "torch",
     "node/test_handover.py": "gangs; tests/node/test_spread.py sends snapshots too",
     "node/test_huge_lines.py": "1 GB of output",
-    "node/test_units.py::test_process_keeps_its_node": "needs root and namespaces",
-    "node/test_laptop_silence.py": "waits",
+    "node/test_units.py::test_unused_node_ends": "needs root and namespaces",
     "node/test_replaced.py": "tests/node/test_new_files.py has which results are listed",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
     "node/test_ranks_alone.py": "2 s each",
@@ -119,7 +118,6 @@ SLOW = {
     "test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job": "torch, 26 s each",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
-    "node/test_tools.py": "py-spy is sent to real nodes",
     # Single tests of the agent.
     "node/test_sync_node.py::test_folder_of_the_most_files": "8 s; no project comes near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
@@ -136,13 +134,10 @@ SLOW = {
     "train/test_train_smddp.py": "torch runs of scripts for SageMaker",
     # The tests' own support.
     "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "collects all tests",
-    "unit/test_results_stream.py::"
-    "test_more_files_than_a_project_may_have_can_be_listed": "4 s; the limit is far from any project",
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,
-# each of which starts processes. Attacks by a node all run (pull_attacks, pull_streams, sync_attacks,
-# malicious_agent).
+# each of which starts processes. Attacks by a node all run (malicious_agent, results_stream, sync_attacks).
 FIRST_PARAMETERS = {
     f"{folder}/test_{name}.py"
     for folder, names in {
@@ -151,7 +146,7 @@ FIRST_PARAMETERS = {
         "prices region regions_searched reservations run scarcity setup_commands sim_verbs tags "
         "teardown unwritable up variables what_is_sent",
         "lab": "sim_control",
-        "node": "kill left_out probe project_lock pull_continues setup spread",
+        "node": "kill probe project_lock pull_continues setup spread",
     }.items()
     for name in names.split()
 }

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from support.simlab import Laptop
 
-from cloudddp.cluster.user_data import Identity, idle_guard, units, user_data
+from cloudddp.cluster.user_data import Identity, user_data
 
 
 def product_user_data(
@@ -21,8 +21,8 @@ def product_user_data(
 ) -> str:
     """Return the user data of `up`, with the keys of `laptop`; `more` is appended to its lists."""
     identity = Identity("c-0123456789", laptop.key.public, laptop.host_key.private, laptop.host_key.public)
-    created = created or min(datetime.now(UTC), expires - timedelta(seconds=1))
-    text = user_data(identity, created, expires, units(), idle_guard(idle_minutes, 22))
+    created = created or expires - timedelta(hours=1)
+    text = user_data(identity, created, expires, idle_minutes)
     head, _, body = text.partition("\n")
     config = json.loads(body)
     for key, entries in (more or {}).items():

@@ -17,6 +17,7 @@ from typing import Any
 
 from support import serving_impostor
 from support.harness import CommandLine, clean_environment
+from support.programs import program
 
 # For a step with a file of its name in `evil`, runs that shell script; every other step goes to the agent.
 PYTHON3 = """#!/bin/bash
@@ -112,10 +113,9 @@ def owned(simulator: Any, tmp: Path) -> Iterator[Victim]:
     cli.ok("launch", "done.py")
     (found,) = json.loads(cli.ok("status", "--json"))
     node = Path(simulator.home) / "sim" / "nodes" / found["nodes"][0]["instance_id"]
-    program = node / "bin" / "python3"
-    program.unlink(missing_ok=True)
-    program.write_text(PYTHON3.format(python=sys.executable, serving=serving_impostor.__file__))
-    program.chmod(0o755)
+    (node / "bin" / "python3").unlink(missing_ok=True)
+    text = PYTHON3.format(python=sys.executable, serving=serving_impostor.__file__)
+    program(node / "bin" / "python3", text)
     try:
         yield Victim(cli, node / "bin" / "evil", node / "home", outputs)
     finally:

@@ -3,33 +3,30 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from support.agentnode import until
+from support.web import Handler, Server
 
 SECRET = "T0000/B0000/hook-secret-of-the-path"
 HANG_GUARD = 60.0  # seconds
 
 
-class Webhook(ThreadingHTTPServer):
+class Webhook(Server):
     """`bodies` are the messages, in order. `status`: its answer; None: one byte a second, without an end."""
 
-    daemon_threads = True
-
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(_Handler)
         self.bodies: list[dict[str, Any]] = []
         self.paths: list[str] = []
         self.status: int | None = 200
         self.delay = 0.0  # seconds
-        threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}/services/{SECRET}?a=b"
+        return f"http://{self.address}/services/{SECRET}?a=b"
 
     @property
     def events(self) -> list[str]:
@@ -41,12 +38,8 @@ class Webhook(ThreadingHTTPServer):
         assert self.events == list(events)
         return self.bodies[-1]
 
-    def close(self) -> None:
-        self.shutdown()
-        self.server_close()
 
-
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(Handler, BaseHTTPRequestHandler):
     server: Webhook
 
     def do_POST(self) -> None:
@@ -59,12 +52,6 @@ class _Handler(BaseHTTPRequestHandler):
             return
         time.sleep(self.server.delay)
         self.server.bodies.append(json.loads(body))
-        self.send_response(self.server.status)
-        self.send_header("Location", f"http://localhost:{self.server.server_port}/elsewhere")
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.answer(self.server.status, Location=f"http://localhost:{self.server.server_port}/elsewhere")
 
     do_GET = do_POST  # noqa: N815  the name that http.server looks for
-
-    def log_message(self, *_: Any) -> None:
-        pass

@@ -104,6 +104,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def path(tmp_path: Path, saved: Path) -> Path:
+    """A copy of that snapshot."""
+    (tmp_path / full.NAME).write_bytes((saved / full.NAME).read_bytes())
+    return tmp_path / full.NAME
+
+
 @pytest.mark.parametrize(
     "values",
     [
@@ -128,14 +135,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=str,
 )
-def test_snapshot_with_impossible_values_is_refused(
-    tmp_path: Path, saved: Path, values: dict[str, Any]
-) -> None:
-    path = tmp_path / full.NAME
-    path.write_bytes((saved / full.NAME).read_bytes())
+def test_snapshot_with_impossible_values_is_refused(path: Path, values: dict[str, Any]) -> None:
     change(path, **values)
-    with pytest.raises(UsageError, match=rf"^the snapshot in {tmp_path} .*--fresh") as refusal:
-        trainer(tmp_path).resume()
+    with pytest.raises(UsageError, match=rf"^the snapshot in {path.parent} .*--fresh") as refusal:
+        trainer(path.parent).resume()
     assert len(str(refusal.value).splitlines()) == 1
 
 
@@ -146,12 +149,10 @@ def with_other_shape(optimizer: dict[str, Any]) -> dict[str, Any]:
     return {**optimizer, "state": {name: {**state, "momentum_buffer": momentum}, **dict(others)}}
 
 
-def test_optimizer_state_of_another_shape_is_refused(tmp_path: Path, saved: Path) -> None:
-    path = tmp_path / full.NAME
-    path.write_bytes((saved / full.NAME).read_bytes())
+def test_optimizer_state_of_another_shape_is_refused(path: Path) -> None:
     change(path, optimizer=with_other_shape(torch.load(path, weights_only=True)["optimizer"]))
     with pytest.raises(UsageError, match=r"momentum_buffer of .* has the shape .*, the parameter .*--fresh"):
-        trainer(tmp_path).resume()
+        trainer(path.parent).resume()
 
 
 def test_snapshot_without_a_scaler_is_refused(tmp_path: Path) -> None:
@@ -173,14 +174,13 @@ OTHER_RUNS = [
 
 @pytest.mark.parametrize(("changed", "difference"), OTHER_RUNS, ids=[row[1] for row in OTHER_RUNS])
 def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(
-    tmp_path: Path, saved: Path, changed: dict[str, Any], difference: str
+    path: Path, changed: dict[str, Any], difference: str
 ) -> None:
-    (tmp_path / full.NAME).write_bytes((saved / full.NAME).read_bytes())
     flags = {"epochs": 2, "optimizer": "sgd", **changed}
-    expected = f"the snapshot in {tmp_path} is from another run: {difference}; give another --out, "
+    expected = f"the snapshot in {path.parent} is from another run: {difference}; give another --out, "
     with pytest.raises(UsageError, match=re.escape(expected)):
-        small_trainer(single_process(), tmp_path, **flags).resume()
-    forced = small_trainer(single_process(), tmp_path, force=True, **flags)
+        small_trainer(single_process(), path.parent, **flags).resume()
+    forced = small_trainer(single_process(), path.parent, force=True, **flags)
     if {"model", "optimizer"} & changed.keys():
         with pytest.raises(UsageError, match=r"does not fit this model and optimizer \("):
             forced.resume()
@@ -188,12 +188,10 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(
         assert f"--force: the snapshot is from another run: {difference}" in forced.resume()
 
 
-def test_step_beyond_the_run_is_refused(tmp_path: Path, saved: Path) -> None:
-    path = tmp_path / full.NAME
-    path.write_bytes((saved / full.NAME).read_bytes())
+def test_step_beyond_the_run_is_refused(path: Path) -> None:
     change(path, step=2**50)
     with pytest.raises(UsageError, match=f"has done {2**50} steps, and the flags ask for 10"):
-        trainer(tmp_path).resume()
+        trainer(path.parent).resume()
 
 
 def test_snapshot_in_the_background_is_not_promised(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_preempt")]
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, and limits another process")
 MID_EPOCH = 6
 LOST = "lost connection to the other ranks ("
+WAITING = launch.CHECKS / "wait_in_validation.py"
 
 
 def flags(*more: object, samples: int = 640, batch: int = 8, model: str = "mnist") -> list[object]:
@@ -99,16 +100,22 @@ def test_repeated_sigterm_to_one_rank_stops_all(tmp_path: Path, uninterrupted: P
     check_resumed_run(uninterrupted, tmp_path)
 
 
+def end_in_validation(folder: Path, *ranks: launch.Run) -> None:
+    """Send SIGTERM to the last rank while all validate."""
+    launch.until(
+        lambda: (folder / "validating").exists() or any(rank.ended() for rank in ranks), "validation starts"
+    )
+    ranks[-1].signal(signal.SIGTERM)
+    (folder / "continue").touch()
+    assert [rank.wait() for rank in ranks] == [143] * len(ranks), "".join(rank.stderr for rank in ranks)
+
+
 def test_sigterm_during_validation_stops_there_and_the_epoch_is_validated_once(tmp_path: Path) -> None:
     """2 steps of training, and 2,000 samples to validate in batches of 256."""
     own = flags("--image-size", 4, "--epochs", 1, samples=8_000, batch=4_000, model="small")
     whole = launch.start_train(*own, "--out", tmp_path / "whole")
     folder = tmp_path / "stopped"
-    run = launch.start(launch.CHECKS / "wait_in_validation.py", tmp_path, *own, "--out", folder)
-    launch.until(lambda: (tmp_path / "validating").exists() or run.ended(), "validation starts")
-    run.signal(signal.SIGTERM)
-    (tmp_path / "continue").touch()
-    assert run.wait() == 143, run.stdout + run.stderr
+    end_in_validation(tmp_path, launch.start(WAITING, tmp_path, *own, "--out", folder))
     assert (read_status(folder)["state"], read_status(folder)["step"]) == ("preempted", 2)
     assert validated_epochs(folder) == []
     with (folder / "metrics.jsonl").open("a") as file:
@@ -124,12 +131,9 @@ def test_sigterm_during_evaluate_changes_nothing(tmp_path: Path) -> None:
     own, folder = flags("--epochs", 1, samples=16), tmp_path / "trained"
     launch.succeeded([launch.start_train(*own, "--out", folder)])
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    check = (launch.CHECKS / "wait_in_validation.py", tmp_path)
-    run = launch.start(*check, *own, "--out", folder, "--evaluate", "--eval-batch-size", 1)
-    launch.until(lambda: (tmp_path / "validating").exists() or run.ended(), "validation starts")
-    run.signal(signal.SIGTERM)
-    (tmp_path / "continue").touch()
-    assert run.wait() == 143, run.stdout + run.stderr
+    evaluate = ("--out", folder, "--evaluate", "--eval-batch-size", 1)
+    run = launch.start(WAITING, tmp_path, *own, *evaluate)
+    end_in_validation(tmp_path, run)
     assert run.stderr == "train: rank 0: received SIGTERM: the evaluation was stopped\n"
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
@@ -146,13 +150,8 @@ def test_sigterm_during_an_evaluation_within_an_epoch_saves_the_weights_that_are
     )
     whole, folder = tmp_path / "whole", tmp_path / "stopped"
     uninterrupted = launch.train_ranks(2, *own, "--save-every", 3, "--out", whole)
-    ranks = launch.start_ranks(2, launch.CHECKS / "wait_in_validation.py", tmp_path, *own, "--out", folder)
-    launch.until(
-        lambda: (tmp_path / "validating").exists() or any(rank.ended() for rank in ranks), "validation starts"
-    )
-    ranks[1].signal(signal.SIGTERM)
-    (tmp_path / "continue").touch()
-    assert [rank.wait() for rank in ranks] == [143, 143], ranks[0].stderr + ranks[1].stderr
+    ranks = launch.start_ranks(2, WAITING, tmp_path, *own, "--out", folder)
+    end_in_validation(tmp_path, *ranks)
     assert [rank.stderr for rank in ranks] == [stop_message(3, folder), ""]
     launch.succeeded(uninterrupted)
     compared = ("step", "model", "optimizer", "hook_tensors")

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import http.server
 import socket
-import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
+from support.web import Handler, Server
 
 from cloudddp.aws.caller import caller_block, owner_of
 from cloudddp.errors import CloudDDPError
 
 
-class Service(http.server.ThreadingHTTPServer):
+class Service(Server):
     """Answers with the caller's address, or with a fixed text; listens on both families."""
 
     address_family = socket.AF_INET6
@@ -25,29 +25,23 @@ class Service(http.server.ThreadingHTTPServer):
         super().server_bind()
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        assert isinstance(self.server, Service)
-        body = (self.server.text or str(self.client_address[0]).removeprefix("::ffff:")).encode()
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(body + b"\n")
+class Answers(Handler, BaseHTTPRequestHandler):
+    server: Service
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def do_GET(self) -> None:
+        text = self.server.text or str(self.client_address[0]).removeprefix("::ffff:")
+        self.answer(200, text + "\n")
 
 
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     try:
-        server = Service(("::", 0), Handler)
+        server = Service(Answers, ("::", 0))
     except OSError:
         pytest.skip("this computer has no IPv6")
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     monkeypatch.setenv("CLOUDDDP_CHECKIP_URL", f"http://localhost:{server.server_port}/")
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def test_address_is_asked_over_ipv4(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.checkpoints import (
     refusal,
 )
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.snapshots import Offer, Snapshot, copies, default_copies
+from cloudddp.agent.protocol.sharing import Copy, Offer, Offered, copies
 
 A, B = "20261128-100000-aaaa", "20261128-110000-bbbb"
 SECOND = 10**9
@@ -216,32 +216,30 @@ def test_hostile_parts_are_refused(change: dict[str, object]) -> None:
         replace(NEW, **change)  # type: ignore[arg-type]
 
 
-def offers(*parts: Part) -> dict[int, Offer]:
-    """What nodes offer: all that they have, as they wrote it. A last one has nothing."""
-    found = {
-        node: Offer(tuple(Snapshot(f"{one.folder}/{name}", 1, 5) for name in one.names), parts=(one,))
+def planned(*parts: Part, replaces: bool) -> list[Copy]:
+    """What is copied if nodes have all of this, as they wrote it. A last one has nothing."""
+    offers = {
+        node: Offer(tuple(Offered(f"{one.folder}/{name}", 1, 5) for name in one.names), parts=(one,))
         for node, one in enumerate(parts)
     }
-    return {**found, len(parts): Offer(())}
+    offers[len(parts)] = Offer(())
+    return copies(offers, {node: f"i-{node}" for node in offers}, every=True, replaces=replaces)
 
 
 def test_only_a_complete_checkpoint_is_copied_and_not_beside_files_of_another() -> None:
     """Node 1 has older files: by default it keeps them; what the user has named replaces them."""
-    ids = {node: f"i-{node}" for node in NODES}
     older = part(2, 3, at=1, job="0")
-    for found, lacking in (
-        (default_copies(offers(WHOLE, older), ids), (2,)),
-        (copies(offers(WHOLE, older), every=True), (1, 2)),
-    ):
-        assert {(copy.source, copy.lacking) for copy in found} == {(0, lacking)}
+    for replaces, lacking in ((False, (2,)), (True, (1, 2))):
+        found = planned(WHOLE, older, replaces=replaces)
+        assert {(copy.holders, copy.lacking) for copy in found} == {((0,), lacking)}
         assert len(found) == 5
-    both = {(copy.file.path, copy.lacking) for copy in default_copies(offers(NEW, part(2, 3, at=100)), ids)}
+    both = {(copy.file.path, copy.lacking) for copy in planned(NEW, part(2, 3, at=100), replaces=False)}
     assert both == {
         *((f"ckpt/latest/{name}", (1, 2)) for name in NEW.names),
         *((f"ckpt/latest/{name}", (0, 2)) for name in ALL[2:]),
     }
-    for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, older)):
-        assert default_copies(offers(*parts), ids) == []
-        assert copies(offers(*parts), every=True) == []
-    unknown = {0: Offer((Snapshot("ckpt/latest/.metadata", 1, 5),)), 1: Offer(())}
-    assert default_copies(unknown, ids) == []
+    unknown = {0: Offer((Offered("ckpt/latest/.metadata", 1, 5),)), 1: Offer(())}
+    for replaces in (False, True):
+        for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, older)):
+            assert planned(*parts, replaces=replaces) == []
+        assert copies(unknown, {0: "i-0", 1: "i-1"}, every=True, replaces=replaces) == []

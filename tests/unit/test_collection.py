@@ -1,15 +1,19 @@
-"""What the collection of tests imports: each test process pays for it."""
+"""What runs the tests: their collection, their processes, and the documents that name them."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from support import tiers
-from support.harness import ROOT, clean_environment
-from support.skips import Skips, without_group
+from support import simulators, tiers
+from support.harness import ROOT, TIMEOUT, clean_environment, wait_for
+from support.processes import Process
+from support.skips import Skips
 
 WITH_TORCH = {"train", "examples"}  # its subject is torch
 
@@ -59,13 +63,74 @@ def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path
 
 def test_ids_of_skipped_tests_and_files_are_written(tmp_path: Path) -> None:
     plugin = Skips(tmp_path / "skips")
-    for name, outcome in (("tests/a.py::test_b[x]@group", "skipped"), ("tests/a.py::test_c", "passed")):
+    names = {"a.py::test_b[x]@group": "skipped", "a.py::test_b[x@y]": "skipped", "a.py::test_c": "passed"}
+    for name, outcome in names.items():
         report = pytest.TestReport(name, ("", None, ""), {}, outcome, None, "setup")  # type: ignore[arg-type]
         plugin.pytest_runtest_logreport(report)
-    plugin.pytest_collectreport(pytest.CollectReport("tests/d.py", "skipped", None, []))
-    assert (tmp_path / "skips").read_text() == "tests/a.py::test_b[x]\ntests/d.py\n"
+    plugin.pytest_collectreport(pytest.CollectReport("d.py", "skipped", None, []))
+    assert (tmp_path / "skips").read_text() == "a.py::test_b[x]\na.py::test_b[x@y]\nd.py\n"
 
 
-@pytest.mark.parametrize("name", ["tests/a.py::test_b", "tests/a.py::test_b[x@y]", "tests/a.py"])
-def test_skipped_test_is_listed_without_its_group(name: str) -> None:
-    assert without_group(name) == without_group(f"{name}@a-1") == name
+# -- processes -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 2, -9])
+def test_exit_code_of_a_process_that_ended_before_its_pid_was_read(code: int) -> None:
+    (out, out_end), (err, err_end), (answer, answer_end) = (os.pipe() for _ in range(3))
+    os.write(out_end, b"written\n")
+    os.write(answer_end, b"123\n%d 2048\n" % code)
+    for end in (out_end, err_end, answer_end):
+        os.close(end)
+    process = Process(["python"], out, err, answer)
+    assert process.pid == 123
+    assert process.communicate(timeout=10) == ("written\n", "")
+    assert (process.returncode, process.poll()) == (code, code)
+    assert process.peak_memory == 2 << 20
+
+
+def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
+    code = (
+        "import sys, time\nfrom pathlib import Path\n"
+        "from support import simulators\nfrom cloudddp.simulator import control\n"
+        "base = Path(sys.argv[1])\n"
+        "watcher = simulators.stop_after_this_process(base)\n"
+        f"control.start(base / 'home', nodes='process', timeout={TIMEOUT})\n"
+        "print('started', flush=True)\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        env=clean_environment(PYTHONPATH=os.pathsep.join([str(ROOT / "tests"), str(ROOT)])),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    assert simulators.running(tmp_path) == [tmp_path / "home"]
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    wait_for(lambda: not simulators.running(tmp_path), "the simulator has ended")
+
+
+# -- documents -----------------------------------------------------------------------------------------------
+
+
+def test_names_of_tests_in_documents_exist() -> None:
+    sources = list((ROOT / "tests").rglob("test_*.py"))
+    existing = {path.stem for path in sources}
+    for path in sources:
+        existing.update(re.findall(r"^def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE))
+    documents = [*(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.md")]
+    named = {
+        (document.name, name)
+        for document in documents
+        for name in re.findall(r"`(test_\w+)`", document.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert {one for one in named if one[1] not in existing} == set()
+
+
+def test_each_behaviour_of_the_trainer_names_its_test() -> None:
+    listed = (ROOT / "docs" / "traps.md").read_text(encoding="utf-8").splitlines()
+    rows = [line for line in listed if line.startswith("| ") and not line.startswith("| behaviour")]
+    assert rows
+    assert [row for row in rows if "`test_" not in row and "not tested" not in row] == []

@@ -1,18 +1,24 @@
-"""[[data]]: where it is in the project, its variable, and what is refused."""
+"""Settings of jobs: where [[data]] is in the project and its variable; job.container; what is refused."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import file_modes
+from support.programs import program
 
+from agent.node import docker
+from cloudddp.agent.protocol.start import Container, SetupReply
 from cloudddp.config import settings
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import UsageError
-from cloudddp.job import project_files
+from cloudddp.job import containers, project_files, slurm
+from cloudddp.job.job_request import Script
 
 ROLE = {"cluster": {"instance_profile": "nodes"}}
 
@@ -71,37 +77,6 @@ def test_data_that_cannot_be_sent_is_refused(data: list[dict[str, Any]], why: st
     assert why in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("source", "why"), [("missing", "is not a folder"), ("file.py", "is not a folder"), ("~", "no path")]
-)
-def test_source_that_is_no_folder_of_data_is_refused(tmp_path: Path, source: str, why: str) -> None:
-    (tmp_path / "file.py").touch()
-    with pytest.raises(UsageError) as caught:
-        project_files.of_config(tmp_path, resolved({"source": source}))
-    assert why in str(caught.value)
-
-
-def test_home_folder_is_refused_under_any_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.py").touch()
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home").mkdir()
-    with pytest.raises(UsageError) as caught:
-        project_files.of_config(tmp_path, resolved({"source": "~", "path": "everything"}))
-    assert "home" in str(caught.value)
-
-
-def test_data_in_a_folder_of_results_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"overlaps data/out, where jobs write results"):
-        resolved({"source": "data"}, job={"outputs": ["data/out"]})
-    assert resolved({"source": "runs"}, job={"outputs": ["out"]}).data[0].place == "runs"
-
-
-def test_user_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    (tmp_path / "a.py").touch()
-    with pytest.raises(UsageError, match="is not a folder"):
-        project_files.of_config(tmp_path, resolved({"source": "~no-such-user/x"}))
-
-
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     """A project with a package named src, beside a folder of data of that name."""
@@ -109,6 +84,30 @@ def project(tmp_path: Path) -> Path:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("x")
     return tmp_path / "project"
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ({"source": "missing"}, "is not a folder"),
+        ({"source": "train.py"}, "is not a folder"),
+        ({"source": "~no-such-user/x"}, "is not a folder"),
+        ({"source": "~", "path": "everything"}, "is your home folder"),
+    ],
+)
+def test_source_that_is_no_folder_of_data_is_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, data: dict[str, str], why: str
+) -> None:
+    monkeypatch.setenv("HOME", str(project.parent / "outside"))
+    with pytest.raises(UsageError) as caught:
+        project_files.of_config(project, resolved(data))
+    assert why in str(caught.value)
+
+
+def test_data_in_a_folder_of_results_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"overlaps data/out, where jobs write results"):
+        resolved({"source": "data"}, job={"outputs": ["data/out"]})
+    assert resolved({"source": "runs"}, job={"outputs": ["out"]}).data[0].place == "runs"
 
 
 @pytest.mark.parametrize(
@@ -144,3 +143,121 @@ def test_folder_that_cannot_be_read_is_named(project: Path) -> None:
     with pytest.raises(UsageError, match=r"cannot read .*locked"):
         file_modes.applied_to(lambda: project_files.of_config(project, config))
     locked.chmod(0o700)  # so that pytest can remove it
+
+
+# -- job.container: what nodes are asked for, and what is said of an image -----------------------------------
+
+
+IMAGE = "pytorch/pytorch:2.9.1"
+ECR = "123456789012.dkr.ecr.eu-central-1.amazonaws.com/team/train@sha256:" + "a" * 64
+
+
+def contained(image: str, **cluster: Any) -> Config:
+    return resolved(job={"container": image}, cluster=cluster)
+
+
+@pytest.mark.parametrize("image", [IMAGE, "localhost:5000/a/b", "nvcr.io/nvidia/pytorch:25.09-py3", "x1"])
+def test_names_of_images(image: str) -> None:
+    assert contained(image).job.container == image
+
+
+@pytest.mark.parametrize("image", ["-v/:/host", "--privileged", "a b", "a;b", "a$(b)", "a" * 256])
+def test_other_texts_are_refused(image: str) -> None:
+    with pytest.raises(UsageError, match=r"job\.container"):
+        contained(image)
+
+
+def test_ecr_needs_a_role() -> None:
+    with pytest.raises(UsageError, match="log in to ECR"):
+        contained(ECR)
+    assert contained(ECR, instance_profile="nodes").job.container == ECR
+
+
+def test_slurm_script_has_no_container() -> None:
+    with pytest.raises(UsageError, match="without a container"):
+        slurm.render(contained(IMAGE), Script("train.py"), slurm.SlurmOptions())
+
+
+def test_torch_is_needed_for_torchrun_only() -> None:
+    assert containers.of_nodes(JobSpec(), {}) == {}
+    for rendezvous, torch in (("c10d", True), ("static", True), ("direct", False)):
+        spec = JobSpec(container=IMAGE, rendezvous=rendezvous)
+        (found,) = containers.of_nodes(spec, {0: PROBE}).values()
+        assert found == Container(IMAGE, gpus=True, torch=torch)
+
+
+PROBE: Any = type("Probe", (), {"gpus": 8})
+
+
+DAEMON = "Error response from daemon:"
+# What the programs write -> what the hint has.
+HINTS = {
+    "bash: line 1: exec: docker: not found": "Deep Learning AMI",
+    "bash: line 1: docker: command not found": "Deep Learning AMI",
+    "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is it running?": "start docker",
+    "permission denied while trying to connect to the Docker daemon socket": "usermod -aG docker",
+    f"{DAEMON} pull access denied for x, repository does not exist or may require": "correct job.container",
+    f"{DAEMON} manifest for pytorch/pytorch:9 not found: manifest unknown: x": "correct job.container",
+    f'{DAEMON} failed to resolve reference "docker.io/a/b:1": not found': "correct job.container",
+    "failed to register layer: write /opt/conda/x: no space left on device": "--disk-gb",
+    f'docker: {DAEMON} could not select device driver "" with capabilities: [[gpu]].': "Container Toolkit",
+    "bash: line 1: aws: command not found": "AWS CLI",
+    "Unable to locate credentials. You can configure credentials by running": "container.json",
+    "User: arn:x is not authorized to perform: ecr:GetAuthorizationToken": "container.json",
+    "no matching manifest for linux/arm64/v8 in the manifest list entries": "CPU architecture",
+    'docker: exec: "python3": executable file not found in $PATH': "job.python",
+    "it has no torch, and torchrun needs it": "--rendezvous direct",
+    "its Python is 3.8, and ranks need 3.9": "Python 3.9 or newer",
+    "something else": "correct it",
+}
+
+
+@pytest.mark.parametrize(("line", "hint"), HINTS.items())
+def test_every_problem_is_one_line_with_a_hint(line: str, hint: str) -> None:
+    output = f"Using default tag: latest\n{line}\nRun 'docker run --help' for more information\n"
+    found = containers.error(3, SetupReply(1, output=output, image=IMAGE), IMAGE)
+    assert str(found) == f"node 3: {IMAGE}: {line}"
+    assert hint in found.hint
+
+
+def test_line_with_a_hint_comes_before_the_last_one() -> None:
+    output = (
+        "Unable to locate credentials\nError: Cannot perform an interactive login from a non TTY device\n"
+    )
+    found = containers.error(0, SetupReply(1, output=output, image=IMAGE), IMAGE)
+    assert str(found) == f"node 0: {IMAGE}: Unable to locate credentials"
+    assert str(containers.error(0, SetupReply(125), IMAGE)) == f"node 0: {IMAGE}: exit code 125"
+
+
+def pulled(image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, list[str]]:
+    """Run the command that pulls an image, with programs that record their calls; return its stdout, and
+    these."""
+    for name, text in {
+        "docker": 'echo "docker $* $(cat)" >> calls; ls -d "$DOCKER_CONFIG" >> calls; true',
+        "aws": 'echo "aws $*" >> calls; echo TOKEN',
+    }.items():
+        program(tmp_path / name, text)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(docker, "PROGRAM", str(tmp_path / "docker"))
+    command = ["bash", "-c", docker.pull(image)]
+    done = subprocess.run(
+        command, cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+    )
+    return done.stdout, (tmp_path / "calls").read_text().splitlines()
+
+
+def test_pull_logs_in_to_ecr_and_leaves_no_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, calls = pulled(ECR, tmp_path, monkeypatch)
+    registry = ECR.partition("/")[0]
+    assert calls[0] == "aws ecr get-login-password --region eu-central-1"
+    assert calls[1] == f"docker login --username AWS --password-stdin {registry} TOKEN"
+    assert calls[3] == f"docker pull {ECR} "
+    assert calls[2] == calls[4]
+    assert calls[2].startswith("/dev/shm/")
+    assert not Path(calls[2]).exists()
+
+
+def test_other_registries_need_no_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for image in (IMAGE, "evil.example/x.dkr.ecr.us-east-1.amazonaws.com/y"):
+        (tmp_path / "calls").unlink(missing_ok=True)
+        assert pulled(image, tmp_path, monkeypatch)[1][0] == f"docker pull {image} "

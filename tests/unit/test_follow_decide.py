@@ -1,4 +1,4 @@
-"""The next action for a job that is followed: state, policy and time in, one action out."""
+"""The next action for a job that is followed: state and time in, one action out."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
 from cloudddp.job.follow.decide import (
     Action,
-    AskAws,
-    Continue,
-    Done,
-    Policy,
     decide,
 )
 from cloudddp.job.follow.events import (
@@ -34,10 +30,8 @@ from cloudddp.job.follow.events import (
 from cloudddp.job.follow.state import FollowState
 
 T = Timing()
-FOLLOW = Policy(timing=T)
-READER = Policy(wait=False, timing=T)  # `logs` without -f
+CONTINUE, ASK_AWS, DONE = Action
 
-BOTH = frozenset({0, 1})
 RUNNING = [update(0, "running", rank(0)), update(1, "running", rank(1))]
 FAILED = [update(0, "running", rank(0, 7)), update(1, "running", rank(1))]
 SUCCEEDED = [update(0, "running", rank(0, 0)), update(1, "running", rank(1, 0))]
@@ -48,99 +42,92 @@ UNKNOWN = [NodeQuiet(1), AwsAsked(), AwsReport()]
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 
 
-def case(
-    name: str, events: Sequence[Event], action: Action, *, policy: Policy = FOLLOW, after: float = 1.0
-) -> Any:
+def case(name: str, events: Sequence[Event], action: Action, *, after: float = 1.0) -> Any:
     """A row: all events happen at one time, and the decision is made `after` seconds."""
-    return pytest.param(events, policy, after, action, id=name)
+    return pytest.param(events, after, action, id=name)
 
 
 @pytest.mark.parametrize(
-    ("events", "policy", "after", "action"),
+    ("events", "after", "action"),
     [
-        case("nothing is known yet", [], Continue()),
-        case("the job runs", RUNNING, Continue()),
-        case("the job runs for days", RUNNING, Continue(), after=1e6),
-        case("one node has finished", [*RUNNING, NodeFinished(0)], Continue()),
-        case("all nodes have finished", [*SUCCEEDED, *FINISHED], Done()),
-        case("a reader has read all", [*RUNNING, *FINISHED], Done(), policy=READER),
+        case("nothing is known yet", [], CONTINUE),
+        case("the job runs", RUNNING, CONTINUE),
+        case("the job runs for days", RUNNING, CONTINUE, after=1e6),
+        case("one node has finished", [*RUNNING, NodeFinished(0)], CONTINUE),
+        case("all nodes have finished", [*SUCCEEDED, *FINISHED], DONE),
+        case("a reader has read all", [*RUNNING, *FINISHED], DONE),
         # The agents end the job; the follower waits for them.
-        case("a rank fails", FAILED, Continue(), after=1e6),
-        case("the job fails and ends at once", [*FAILED, *FINISHED], Done()),
-        case("torchrun waits at its exit barrier", SUCCEEDED, Continue(), after=1e6),
-        case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], Continue(), after=1e6),
+        case("a rank fails", FAILED, CONTINUE, after=1e6),
+        case("the job fails and ends at once", [*FAILED, *FINISHED], DONE),
+        case("torchrun waits at its exit barrier", SUCCEEDED, CONTINUE, after=1e6),
+        case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], CONTINUE, after=1e6),
         case(
             "the nodes have agreed, without one that is quiet",
             [*RUNNING, *AGREED, NodeQuiet(1)],
-            AskAws(frozenset({1})),
+            ASK_AWS,
         ),
-        case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
+        case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], CONTINUE, after=1e6),
         case(
             "AWS knows nothing about it, and it was not connected to again",
             [*RUNNING, *AGREED, *UNKNOWN],
-            Continue(),
+            CONTINUE,
         ),
-        case("it cannot be connected to again", [*RUNNING, *AGREED, *UNKNOWN, NodeUnreachable(1)], Done()),
-        case(
-            "it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], Done()
-        ),
+        case("it cannot be connected to again", [*RUNNING, *AGREED, *UNKNOWN, NodeUnreachable(1)], DONE),
+        case("it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], DONE),
         case(
             "it sends its state on a new connection",
             [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1), update(1, "running", rank(1))],
-            Continue(),
+            CONTINUE,
         ),
-        case(
-            "the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], Continue()
-        ),
+        case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], CONTINUE),
         # The others have lost a node, and this computer has not noticed it: its connection says nothing.
-        case("the verdict names a node as lost", [*RUNNING, *NAMED], AskAws(frozenset({1}))),
-        case("AWS says that it runs", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], Continue()),
+        case("the verdict names a node as lost", [*RUNNING, *NAMED], ASK_AWS),
+        case("AWS says that it runs", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], CONTINUE),
         case(
             "AWS is soon asked again",
             [*RUNNING, *NAMED, AwsAsked(), AwsReport()],
-            AskAws(frozenset({1})),
+            ASK_AWS,
             after=T.ask_soon,
         ),
         case(
             "AWS says that it has ended",
             [*RUNNING, *NAMED, AwsAsked(), AwsReport((lost(1, ended=True),))],
-            Done(),
+            DONE,
         ),
-        case("the node that the verdict names has finished", [*RUNNING, *NAMED, NodeFinished(1)], Done()),
+        case("the node that the verdict names has finished", [*RUNNING, *NAMED, NodeFinished(1)], DONE),
         # A node is lost.
-        case("a node is lost", [*RUNNING, lost(1)], Continue()),
-        case("a node is lost after the other has finished", [*RUNNING, NodeFinished(0), lost(1)], Done()),
-        case("all nodes are lost: offline", [*RUNNING, lost(0), lost(1)], Done()),
-        case("all instances have ended", [*RUNNING, lost(0, ended=True), lost(1, ended=True)], Done()),
-        case("a node sends invalid replies", [*RUNNING, FAULTY], Done()),
+        case("a node is lost", [*RUNNING, lost(1)], CONTINUE),
+        case("a node is lost after the other has finished", [*RUNNING, NodeFinished(0), lost(1)], DONE),
+        case("all nodes are lost: offline", [*RUNNING, lost(0), lost(1)], DONE),
+        case("all instances have ended", [*RUNNING, lost(0, ended=True), lost(1, ended=True)], DONE),
+        case("a node sends invalid replies", [*RUNNING, FAULTY], DONE),
         # A node is quiet.
-        case("a node is quiet", [*RUNNING, NodeQuiet(1)], AskAws(frozenset({1}))),
-        case("both nodes are quiet", [*RUNNING, NodeQuiet(0), NodeQuiet(1)], AskAws(BOTH)),
-        case("a node is quiet, policy of a reader", [NodeQuiet(1)], AskAws(frozenset({1})), policy=READER),
-        case("a query to AWS is in progress", [NodeQuiet(1), AwsAsked()], Continue(), after=1e6),
+        case("a node is quiet", [*RUNNING, NodeQuiet(1)], ASK_AWS),
+        case("both nodes are quiet", [*RUNNING, NodeQuiet(0), NodeQuiet(1)], ASK_AWS),
+        case("a query to AWS is in progress", [NodeQuiet(1), AwsAsked()], CONTINUE, after=1e6),
         case(
             "AWS has just been queried",
             [NodeQuiet(1), AwsAsked(), AwsReport()],
-            Continue(),
+            CONTINUE,
             after=T.ask_again - 1,
         ),
         case(
             "AWS is queried again",
             [NodeQuiet(1), AwsAsked(), AwsReport()],
-            AskAws(frozenset({1})),
+            ASK_AWS,
             after=T.ask_again,
         ),
-        case("the node responds again", [NodeQuiet(1), NodeResponding(1)], Continue()),
+        case("the node responds again", [NodeQuiet(1), NodeResponding(1)], CONTINUE),
         case(
             "AWS reports that the instance has ended",
             [*RUNNING, NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))],
-            Continue(),
+            CONTINUE,
         ),
     ],
 )
-def test_decide(events: Sequence[Event], policy: Policy, after: float, action: Action) -> None:
+def test_decide(events: Sequence[Event], after: float, action: Action) -> None:
     start = 1000.0
-    assert decide(followed(events, at=start), policy, start + after) == action
+    assert decide(followed(events, at=start), T, start + after) == action
 
 
 def broken(at: float) -> FollowState:
@@ -148,23 +135,23 @@ def broken(at: float) -> FollowState:
 
 
 def test_query_follows_a_broken_connection() -> None:
-    assert decide(FollowState.of([0, 1]), FOLLOW, 100.0) == Continue()
-    assert decide(broken(100.0), FOLLOW, 100.0) == AskAws(frozenset({1}))
+    assert decide(FollowState.of([0, 1]), T, 100.0) == CONTINUE
+    assert decide(broken(100.0), T, 100.0) == ASK_AWS
 
 
 def test_query_is_repeated_soon_then_seldom() -> None:
     """An instance that powers off is still `running` when its connection breaks."""
     asked = broken(100.0).apply(AwsAsked(), 100.0)
-    assert decide(asked, FOLLOW, 100.0 + T.ask_again) == Continue()  # the last answer has not come
+    assert decide(asked, T, 100.0 + T.ask_again) == CONTINUE  # the last answer has not come
     answered = asked.apply(AwsReport(()), 101.0)
-    assert decide(answered, FOLLOW, 100.0 + T.ask_soon / 2) == Continue()
-    assert decide(answered, FOLLOW, 100.0 + T.ask_soon) == AskAws(frozenset({1}))
+    assert decide(answered, T, 100.0 + T.ask_soon / 2) == CONTINUE
+    assert decide(answered, T, 100.0 + T.ask_soon) == ASK_AWS
     late = 100.0 + 2 * T.ask_again
     again = answered.apply(AwsAsked(), late).apply(AwsReport(()), late)
-    assert decide(again, FOLLOW, late + T.ask_soon) == Continue()
-    assert decide(again, FOLLOW, late + T.ask_again) == AskAws(frozenset({1}))
+    assert decide(again, T, late + T.ask_soon) == CONTINUE
+    assert decide(again, T, late + T.ask_again) == ASK_AWS
 
 
 def test_no_query_for_a_node_that_is_connected_again_or_has_ended() -> None:
-    assert decide(broken(100.0).apply(NodeReconnected(1), 101.0), FOLLOW, 101.0) == Continue()
-    assert decide(broken(100.0).apply(NodeFinished(1), 101.0), FOLLOW, 101.0) == Continue()
+    assert decide(broken(100.0).apply(NodeReconnected(1), 101.0), T, 101.0) == CONTINUE
+    assert decide(broken(100.0).apply(NodeFinished(1), 101.0), T, 101.0) == CONTINUE

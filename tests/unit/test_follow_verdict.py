@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.jobstates import SIGTERM, agreed, followed, job, killed, lost, rank, update
 
+from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.errors import NodeError
@@ -29,8 +30,6 @@ SAVED = TrainingStatus(reported=1.0, state=TrainingState.PREEMPTED, step=7)
 RANK_1 = Failure(1, Cause.RANK, 1, 7)
 RUNNING = [update(node, "running", rank(node)) for node in range(2)]
 SUCCEEDED = [update(node, "succeeded", rank(node, 0)) for node in range(2)]
-CANCELLED = update(0, "cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, stopping=True)
-STOPPED = update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True, exit_code=143, ended=12.1)
 LOST = lost(1, NOW - 10.0)
 NODE_1_LOST = "failed 1: node 1 was lost: not responding for 10 s (no route to host)"
 OFFLINE = "unknown 1: lost connection to all nodes; the job may still be running"
@@ -56,17 +55,11 @@ def ended(name: str, expected: str, *events: Event) -> Any:
         ended("all succeeded", "succeeded 0", SUCCEEDED[0], SUCCEEDED[1]),
         ended(
             "a rank failed",
-            "failed 7: rank 1 on node 1 exited with code 7 first",
-            update(0, "failed", killed(0, SIGTERM, 20.0), stopping=True),
+            "failed 7: rank 1 on node 1 exited with code 7",
+            update(0, "failed", killed(0, SIGTERM, asked=True)),
             update(1, "failed", rank(1, 7, 10.0)),
         ),
-        ended("cancelled", "cancelled 130", CANCELLED, update(1, "cancelled")),
-        ended(
-            "failed before it was cancelled",
-            "failed 9: rank 1 on node 1 exited with code 9 first",
-            CANCELLED,
-            update(1, "cancelled", rank(1, 9, 5.0), cancelled=10.0, stopping=True),
-        ),
+        ended("cancelled", "cancelled 130", update(0, "cancelled"), update(1, "cancelled")),
         ended(
             "preempted",
             "preempted 143: its ranks were asked to stop (SIGTERM)",
@@ -74,51 +67,10 @@ def ended(name: str, expected: str, *events: Event) -> Any:
             update(1, "failed", rank(1, 143)),
         ),
         ended(
-            "the launcher failed",
-            "failed 1: node 1: the launcher exited with code 1 before its ranks had finished",
-            update(0, "failed", exit_code=2, ended=9.0),
-            update(1, "failed", exit_code=1, ended=5.0),
-        ),
-        ended(
-            "the processes could not be started",
-            "failed 127: node 0: no such file: python9",
-            update(0, "failed", exit_code=127, error="no such file: python9"),
-        ),
-        ended(
-            "the launcher failed, and the ranks of the other node were stopped for it",
-            "failed 1: node 1: the launcher exited with code 1 before its ranks had finished",
-            STOPPED,
-            update(1, "failed", exit_code=1, ended=10.0, expected=1),
-        ),
-        ended(
-            "a supervisor was lost, and the ranks of the other node were stopped for it",
-            "failed 1: node 1: the launcher exited before its ranks had finished",
-            STOPPED,
-            update(1, "lost", rank(1)),
-        ),
-        ended(
-            "a supervisor was lost",
-            "failed 1: node 0: the launcher exited before its ranks had finished",
+            "no record is readable",
+            "failed 1: its ranks were ended, and no node knows why",
             update(0, "lost"),
             SUCCEEDED[1],
-        ),
-        ended(
-            "success is reported, but no rank",
-            "failed 1: node 1: the launcher exited with code 0 before its ranks had finished",
-            SUCCEEDED[0],
-            update(1, "succeeded", expected=4, exit_code=0),
-        ),
-        ended(
-            "success is reported, but no rank, and the ranks of the other node were stopped for it",
-            "failed 1: node 1: the launcher exited with code 0 before its ranks had finished",
-            STOPPED,
-            update(1, "succeeded", exit_code=0, ended=10.0, expected=1),
-        ),
-        ended(
-            "still running after a rank failed, for a reader",
-            "running 3",
-            update(0, "failed", rank(0, 3)),
-            RUNNING[1],
         ),
         ended("still running, for a reader", "running 0", RUNNING[0], RUNNING[1]),
         ended("nothing is known, for a reader", "running 0"),
@@ -149,24 +101,13 @@ def ended(name: str, expected: str, *events: Event) -> Any:
             "failed 143: its ranks were ended, and no node knows why",
             update(0, "failed", rank(0, 143), verdict=agreed("failed", None, 143)),
         ),
-        ended(
-            "preempted by agreement",
-            "preempted 143: its ranks were asked to stop (SIGTERM)",
-            update(0, "failed", rank(0, 143), training=SAVED, verdict=agreed("failed", None, 143)),
-        ),
-        ended(
-            "cancelled by agreement",
-            "cancelled 130",
-            update(0, "cancelled", rank(0, 143), verdict=agreed("cancelled")),
-            update(1, "failed"),
-        ),
         # Nodes are lost.
         case("a node was lost", NODE_1_LOST, RUNNING[0], LOST),
         case(
             "the other ranks were stopped because of it",
             NODE_1_LOST,
             LOST,
-            update(0, "failed", killed(0, SIGTERM, 995.0), stopping=True),
+            update(0, "failed", killed(0, SIGTERM, asked=True)),
             NodeFinished(0),
         ),
         case(
@@ -175,30 +116,6 @@ def ended(name: str, expected: str, *events: Event) -> Any:
             update(0, "failed", rank(0, 1, 995.0)),
             LOST,
             NodeFinished(0),
-        ),
-        case(
-            "a rank failed before a node was lost",
-            "failed 7: rank 0 on node 0 exited with code 7 first",
-            update(0, "failed", rank(0, 7, 980.0)),
-            RUNNING[1],
-            LOST,
-            NodeFinished(0),
-        ),
-        case(
-            "a rank failed on a node that was then lost",
-            "failed 7: rank 1 on node 1 exited with code 7 first",
-            update(1, "failed", rank(1, 7, 980.0)),
-            LOST,
-            update(0, "failed", killed(0, SIGTERM, 985.0), stopping=True),
-            NodeFinished(0),
-        ),
-        case(
-            "cancelled before a node was lost",
-            "cancelled 130",
-            update(0, "cancelled", killed(0, SIGTERM, 981.0), cancelled=980.0, stopping=True),
-            NodeFinished(0),
-            RUNNING[1],
-            LOST,
         ),
         case(
             "a node was lost after it had succeeded",
@@ -250,16 +167,9 @@ def test_last_lines_are_those_of_the_first_failing_rank() -> None:
     assert found.ranks == 2
 
 
-def test_last_lines_of_a_launcher_failure_are_the_launchers() -> None:
-    found = result(
-        [
-            LogData(0, -1, b"rendezvous timed out\n"),
-            LogData(0, 0, b"hello\n"),
-            update(0, "failed", exit_code=1),
-            *FINISHED,
-        ]
-    )
-    assert found.last_lines == ("rendezvous timed out",)
+def test_last_lines_of_a_setup_that_failed_are_those_of_its_commands() -> None:
+    found = result([LogData(0, SETUP_RANK, b"no such package\n"), update(0, "failed", setup=True), *FINISHED])
+    assert found.last_lines == ("no such package",)
 
 
 def test_last_lines_of_the_verdict_are_shown() -> None:
@@ -296,7 +206,7 @@ def scripts() -> dict[str, list[list[Event]]]:
         "failed": [
             [
                 LogData(0, 0, b"x\n"),
-                update(0, "failed", killed(0, SIGTERM, 12.0), stopping=True),
+                update(0, "failed", killed(0, SIGTERM, asked=True)),
                 NodeFinished(0),
             ],
             [
@@ -310,10 +220,10 @@ def scripts() -> dict[str, list[list[Event]]]:
         "lost": [
             [update(0, "failed", rank(0, 1, 12.0)), NodeFinished(0)],
             [LogData(1, 1, b"half a li"), RUNNING[1], lost(1, 5.0)],
-            [update(2, "failed", killed(2, SIGTERM, 13.0), stopping=True), NodeFinished(2)],
+            [update(2, "failed", killed(2, SIGTERM, asked=True)), NodeFinished(2)],
         ],
         "cancelled": [
-            [update(n, "cancelled", killed(n, SIGTERM, 11.0), cancelled=10.0, stopping=True), NodeFinished(n)]
+            [update(n, "cancelled", killed(n, SIGTERM, asked=True), cancelled=10.0), NodeFinished(n)]
             for n in range(3)
         ],
     }
@@ -366,12 +276,6 @@ def test_agent_that_ended_without_a_verdict_is_the_cause() -> None:
 def test_exit_code_is_that_of_the_setup_commands(code: int | None, expected: int) -> None:
     ended = update(0, "failed", setup=True, exit_code=code)
     assert result([ended, *FINISHED]).exit_code == expected
-
-
-def test_node_that_reports_no_end_after_the_job_was_stopped() -> None:
-    found = result([update(0, "failed", rank(0)), NodeFinished(0)])
-    assert found.cause == "node 1 did not report the end of the job after it was stopped"
-    assert (found.status, found.exit_code, found.unverified) == ("failed", 1, (1,))
 
 
 @pytest.mark.parametrize(("states", "ranks"), [((0, 1), 2), ((0,), None)])

@@ -24,7 +24,6 @@ from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.replies import decode
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.stream import LogSelection
 from cloudddp.ssh.fleet import Outcome, each
@@ -45,7 +44,9 @@ def ended(node: int, code: int) -> bytes:
 
 
 class Nodes:
-    """Carries the agent's steps to nodes that are a function: `follow`."""
+    """Carries the agent's steps to nodes that are a function: `follow`.
+
+    Only those that follow: it is the agents that end ranks."""
 
     def __init__(
         self,
@@ -86,10 +87,10 @@ class Nodes:
     def expect(self, node: int, host_key: str) -> None: ...
 
 
-def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, **policy: Any) -> JobFollower:
+def follower(nodes: Nodes, *, lines: list[tuple[int, int, str]] | None = None, **options: Any) -> JobFollower:
     shown: list[tuple[int, int, str]] = [] if lines is None else lines
-    chosen = Policy(**{"timing": FAST, **policy})
-    return JobFollower(nodes, "j", range(nodes.count), chosen, on_line=lambda *line: shown.append(line))
+    chosen = {"timing": FAST, **options}
+    return JobFollower(nodes, "j", range(nodes.count), on_line=lambda *line: shown.append(line), **chosen)
 
 
 def test_lines_that_arrive_while_a_question_waits_are_limited() -> None:
@@ -109,7 +110,7 @@ def test_lines_that_arrive_while_a_question_waits_are_limited() -> None:
         if len(texts) == 9000:
             raise KeyboardInterrupt
 
-    found = JobFollower(Nodes(follow, 1), "j", range(1), Policy(timing=FAST), on_line=show)
+    found = JobFollower(Nodes(follow, 1), "j", range(1), timing=FAST, on_line=show)
     with pytest.raises(KeyboardInterrupt):
         found.run()
     while not found.has_ended():
@@ -178,10 +179,11 @@ def test_what_follows_the_end_of_a_stream_is_ignored() -> None:
     assert (result.status, result.exit_code, result.ranks) == ("failed", 3, 2)
 
 
-def test_plain_logs_of_a_running_job_are_complete() -> None:
+def test_plain_logs_of_a_running_job_do_not_wait_and_are_complete() -> None:
     nodes = Nodes(lambda node, _, write: write(running(node) + END))
     result = follower(nodes, wait=False).run()
-    assert (result.status, result.lost) == ("running", ())
+    assert (result.status, result.lost, result.unverified) == ("running", (), ())
+    assert [request.wait for request in nodes.followed] == [False, False]
 
 
 def test_following_resumes_after_a_broken_connection() -> None:
@@ -222,7 +224,7 @@ def test_broken_connection_does_not_select_the_last_lines_again() -> None:
         Nodes(follow, count=1),
         "j",
         [0],
-        Policy(timing=FAST),
+        timing=FAST,
         on_line=lambda *line: shown.append(line),
         selection=selection,
     )
@@ -247,19 +249,6 @@ def test_close_prevents_reconnects() -> None:
     stopped.join(10)
     assert not stopped.is_alive()
     assert nodes.reconnected == []
-
-
-def test_plain_logs_do_not_wait() -> None:
-    nodes = Nodes(lambda node, _, write: write(ended(node, 7)), count=1)
-    result = follower(nodes, wait=False).run()
-    assert result.unverified == ()
-    assert [request.wait for request in nodes.followed] == [False]
-
-
-def test_follower_ends_no_rank() -> None:
-    """The agents do that; `Nodes` fails for every other step."""
-    nodes = Nodes(lambda node, _, write: write(running(node) + ended(node, 7 if node else 143)))
-    assert follower(nodes).run().status == "failed"
 
 
 # Callbacks of the garbage collector (hypothesis has one) and of weak references, and what reports their
@@ -328,7 +317,7 @@ def test_interrupt_while_a_line_is_shown_does_not_repeat_it(armed: None) -> None
         os.kill(os.getpid(), signal.SIGINT)
 
     shown: list[str] = []
-    found = JobFollower(Nodes(follow, count=1), "j", [0], Policy(timing=FAST), on_line=show)
+    found = JobFollower(Nodes(follow, count=1), "j", [0], timing=FAST, on_line=show)
     interrupts = 0
     while interrupts < 10:
         signals.arm()

@@ -1,18 +1,25 @@
-"""The agent's stream as frames, however the network splits it."""
+"""The stream of a job that is followed: frames, the bounded queue of events, and lines of a rank's log."""
 
 from __future__ import annotations
 
 import itertools
+import threading
+import time
+from dataclasses import FrozenInstanceError, field, fields, replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from support.harness import wait_for
 
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import End, Frame, Heartbeat, Log, encode_frame
+from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
+from cloudddp.job.follow.events import EventQueue, NodeQuiet
+from cloudddp.job.follow.lines import MAX_LINE, LineSplitter, OpenLine, split
 
 BODIES = [b"plain\n", b"two\nlines\n", b"end\nlog 1 2 3\nstate {}\n", b"", b"\x00\xff\n\n\r", b"no newline"]
 
@@ -56,3 +63,197 @@ def test_logs_of_too_many_ranks_are_refused() -> None:
     lines = b"".join(b"log %d 0 0\n" % rank for rank in range(MAX_RANKS + 3))
     with pytest.raises(ProtocolError, match="logs of more than"):
         list(FrameDecoder().feed(lines))
+
+
+# -- the queue between the nodes' threads and the follower ---------------------------------------------------
+
+
+def test_event_is_returned_until_the_next_one_is_requested() -> None:
+    queue = EventQueue()
+    queue.put(NodeQuiet(0))
+    queue.put(NodeQuiet(1))
+    assert [queue.get(0, 0.0), queue.get(0, 0.0)] == [NodeQuiet(0), NodeQuiet(0)]
+    assert [queue.get(1, 0.0), queue.get(1, 0.0)] == [NodeQuiet(1), NodeQuiet(1)]
+    assert queue.get(2, 0.0) is None
+
+
+def test_reader_is_woken_up() -> None:
+    queue = EventQueue()
+    threading.Timer(0.1, lambda: queue.put(NodeQuiet(0))).start()
+    began = time.monotonic()
+    while queue.get(0, 10.0) is None:
+        pass
+    assert time.monotonic() - began < 5
+
+
+def test_full_queue_blocks_the_writer() -> None:
+    queue = EventQueue(capacity=4)
+    written: list[int] = []
+
+    def write() -> None:
+        for number in range(50):
+            queue.put(NodeQuiet(number))
+            written.append(number)
+
+    threading.Thread(target=write, daemon=True).start()
+    wait_for(lambda: len(written) == 4, "the queue is full")
+    assert queue.backlogged
+    for number in range(50):
+        while (event := queue.get(number, 1.0)) is None:
+            pass
+        assert event == NodeQuiet(number)
+        assert len(written) <= number + 5
+    assert queue.get(50, 0.0) is None
+    assert not queue.backlogged
+
+
+def test_events_of_many_writers_all_arrive() -> None:
+    queue = EventQueue(capacity=8)
+    writers = [
+        threading.Thread(target=lambda w=writer: [queue.put(NodeQuiet(w * 100 + n)) for n in range(100)])
+        for writer in range(8)
+    ]
+    for writer in writers:
+        writer.start()
+    found = []
+    for number in range(800):
+        while (event := queue.get(number, 1.0)) is None:
+            pass
+        assert isinstance(event, NodeQuiet)
+        found.append(event.node)
+    assert sorted(found) == list(range(800))
+    for start in range(0, 800, 100):  # each writer's own order is kept
+        own = [node for node in found if start <= node < start + 100]
+        assert own == sorted(own)
+
+
+def test_closed_queue_holds_up_no_writer() -> None:
+    """The thread that reads from all nodes puts events: it must go on when nobody reads them any more."""
+    events = EventQueue(capacity=1)
+    events.put(NodeQuiet(0))
+    blocked = threading.Thread(
+        target=lambda: [events.put(NodeQuiet(number)) for number in range(1, 5)], daemon=True
+    )
+    blocked.start()
+    blocked.join(0.2)
+    assert blocked.is_alive()
+    events.close()
+    blocked.join(60)
+    assert not blocked.is_alive()
+
+
+# -- lines, as a terminal would show them --------------------------------------------------------------------
+
+
+def lines_of(data: bytes, size: int) -> list[str]:
+    """The lines of data that arrives in pieces of one size."""
+    found: list[str] = []
+    line = OpenLine()
+    for at in range(0, len(data), size):
+        complete, line = split(line, data[at : at + size])
+        found += complete
+    return found + split(line, b"", last=True)[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"a\n", ["a"]),
+        (b"a\n\nb\n", ["a", "", "b"]),
+        (b"a\nb", ["a", "b"]),
+        (b"a\r\nb\r\n", ["a", "b"]),
+        (b"10%\r50%\r100%\n", ["100%"]),
+        (b"10%\r50%\r", ["50%"]),
+        (b"\rstart\n", ["start"]),
+        (b"caf\xc3\xa9\n", ["caf\u00e9"]),
+        (b"bad \xff byte\n", ["bad \ufffd byte"]),
+        (b"form\x0cfeed and\xe2\x80\xa8separator\n", ["form\x0cfeed and\u2028separator"]),
+    ],
+)
+def test_lines_as_a_terminal_shows_them(data: bytes, lines: list[str]) -> None:
+    assert split(OpenLine(), data, last=True) == (lines, OpenLine())
+
+
+MESSY = st.lists(st.sampled_from([b"\n", b"\r", b"0", b"\xe2\x82\xac", b"\x82", b"\xff", b"text"])).map(
+    b"".join
+)
+
+
+@given(MESSY, st.integers(1, 50))
+def test_lines_do_not_depend_on_the_pieces(data: bytes, size: int) -> None:
+    assert lines_of(data, size) == lines_of(data, len(data) or 1)
+
+
+@pytest.mark.parametrize("size", [7, 1 << 16])
+def test_long_line_is_cut_with_a_note(size: int) -> None:
+    data = "\u20ac".encode() * 100_000 + b"\r\nnext\n"
+    kept = MAX_LINE // 3
+    assert lines_of(data, size) == [
+        "\u20ac" * kept + f" [line cut: {(300_000 - 3 * kept) / 1024:.1f} KiB more]",
+        "next",
+    ]
+
+
+@pytest.mark.parametrize("size", [1000, 1 << 20])
+def test_text_after_an_overwritten_long_line_is_shown(size: int) -> None:
+    assert lines_of(b"x" * 200_000 + b"\rshort\n" + b"y" * 200_000 + b"\r", size)[0] == "short"
+
+
+def test_memory_of_an_endless_line_is_bounded() -> None:
+    line = OpenLine()
+    for _ in range(3000):
+        found, line = split(line, b"\x00" * MAX_LINE)
+        assert (found, len(line.data)) == ([], MAX_LINE)
+    assert split(line, b"\n")[0][0].endswith(" [line cut: 187.4 MiB more]")
+
+
+@pytest.mark.parametrize("size", [4096, 1 << 20])
+def test_output_of_a_command_is_split_between_characters_but_not_cut(size: int) -> None:
+    data = "\u20ac".encode() * 100_000 + b"\nnext"
+    splitter = LineSplitter()
+    found = [line for at in range(0, len(data), size) for line in splitter.feed(data[at : at + size])]
+    found += splitter.feed(b"", last=True)
+    assert "".join(found) == "\u20ac" * 100_000 + "next"
+    assert all(len(line.encode()) <= MAX_LINE for line in found)
+
+
+# -- messages are frozen dataclasses that share their methods ------------------------------------------------
+
+
+@frozen
+class Point:
+    x: int
+    y: int = 2
+
+
+@frozen
+class Other:
+    x: int
+    y: int = 2
+
+
+@frozen
+class Timed:
+    name: str
+    at: float = field(default=0.0, compare=False)
+
+
+def test_frozen_class_behaves_as_a_frozen_dataclass() -> None:
+    point = Point(1)
+    assert (point.x, point.y, repr(point)) == (1, 2, "Point(x=1, y=2)")
+    assert point == Point(1, 2) == replace(Point(5), x=1)
+    assert point != Point(1, 3)
+    assert point != Other(1)
+    assert Timed("a", 1.0) == Timed("a", 2.0) != Timed("b", 1.0)
+    assert len({point, Point(1, 2), Point(1, 3)}) == 2
+    assert [field.name for field in fields(Point)] == ["x", "y"]
+    with pytest.raises(FrozenInstanceError):
+        point.x = 3  # type: ignore[misc]
+    with pytest.raises(FrozenInstanceError):
+        point.z = 3  # type: ignore[attr-defined]
+    with pytest.raises(FrozenInstanceError):
+        del point.x
+    with pytest.raises(TypeError):
+        Point()  # type: ignore[call-arg]

@@ -13,18 +13,17 @@ from agent.gang.events import (
     BeginAttempt,
     ConnectionClosed,
     Copied,
-    CopyFailed,
+    End,
     EndRanks,
     EndRequested,
     Event,
     FactsFound,
+    FailureNoticed,
     MessageReceived,
     RanksChecked,
-    RecordUnreachable,
     StartRanks,
     StopMarked,
     Tick,
-    WaitForRanks,
 )
 from agent.gang.joining import PATIENCE
 from agent.gang.step import (
@@ -66,8 +65,8 @@ def test_node_that_misses_another_one_is_named_on_all() -> None:
         assert job.states[node].verdict is None
     job.event(1, job.tick(is_connected=False, missing=missing[1]))
     assert job.first == Failure(1, Cause.UNREACHABLE, detail="Connection refused", peer=2)
-    assert [one.missing.to for one in job.did(1, RecordUnreachable)] == [{2: "Connection refused"}]
-    assert [one.missing.to for one in job.did(3, RecordUnreachable)] == [{}]
+    assert [one.missing.to for one in job.did(1, End)] == [{2: "Connection refused"}]
+    assert [one.missing.to for one in job.did(3, End)] == [{}]
 
 
 @pytest.mark.parametrize("silent", [0, 1])
@@ -204,7 +203,7 @@ def test_files_that_cannot_be_copied_start_no_rank() -> None:
     for node in range(2):
         job.event(node, FactsFound(Facts()))
         job.event(node, job.tick())
-    job.event(1, CopyFailed("no space"))
+    job.event(1, FailureNoticed(Failure(1, Cause.SNAPSHOT, detail="no space")))
     for node in range(2):
         job.event(node, Copied())
         job.ended(
@@ -265,7 +264,7 @@ def test_frozen_node_is_lost_and_ends_with_the_same_verdict_when_thawed(frozen: 
     job.event(frozen, MessageReceived(job.working[0], Message(Kind.VERDICT, verdict=found)))
     assert job.verdict(0, 1, 2) == found
     assert job.did(frozen, EndRanks)
-    assert job.did(frozen, WaitForRanks)
+    assert job.did(frozen, EndRanks)
 
 
 def test_node_that_is_frozen_for_a_moment_goes_on() -> None:

@@ -90,7 +90,7 @@ def test_without_interface_types_the_maximum_determines_the_efa_cards() -> None:
     cards = [{"NetworkCardIndex": index, "MaximumNetworkInterfaces": 2} for index in range(3)]
     data = {"EfaSupported": True, "EfaInfo": {"MaximumEfaInterfaces": 2}, "NetworkCards": cards}
     network = answers.decode(data, instance_types._Network, "ec2:DescribeInstanceTypes", "us-east-1")
-    found = instance_types._cards(network, instance_types._max_efa(network))
+    found = instance_types._cards(network, max_efa=2)
     assert ["efa" in card.kinds for card in found] == [False, True, True]
 
 

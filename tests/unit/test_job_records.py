@@ -1,14 +1,18 @@
-"""A job on all its nodes together, as `jobs` lists it."""
+"""A job on all its nodes together, as `jobs` lists it, and the ids of jobs."""
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
 from support.jobstates import agreed, job, rank
 
+from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.progress import Straggler
 from cloudddp.cli.views.jobs import jobs_json, jobs_table, troubles
+from cloudddp.job.job_request import NewJob
+from cloudddp.job.ranks import Script
 from cloudddp.job.status import find, record
 
 
@@ -62,3 +66,12 @@ def test_straggler_is_shown_until_it_has_caught_up(until: float | None) -> None:
     assert (found["rank"], found["node"], found["times_median"], found["measured"]) == (1, 0, 2.5, "work")
     assert (found["seconds_per_step"], found["median_seconds_per_step"]) == (0.05, 0.02)
     assert (found["since_step"], found["until"] is None) == (7, is_slow)
+
+
+def test_ids_of_one_second_sort_by_time() -> None:
+    ids = []
+    for _ in range(20):
+        ids.append(NewJob(Script("a.py", (), False)).id)
+        time.sleep(0.005)
+    assert ids == sorted(ids)
+    assert all(map(has_job_id_format, ids))

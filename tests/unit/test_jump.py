@@ -16,6 +16,7 @@ import pytest
 from support.harness import wait_for
 from support.hostilessh import listening
 from support.jumpserver import JumpServer
+from support.programs import first_on_path, program
 from support.sshserver import Site, refusal
 
 from cloudddp.errors import ConnectError, NodeError, UsageError
@@ -94,11 +95,8 @@ def test_few_connections_are_opened_at_a_time(
     ssh_site: Site, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """sshd drops connections of those who have not logged in yet, if they are more than 10 (MaxStartups)."""
-    program, log = home / "bin" / "ssh", home / "log"
-    program.parent.mkdir()
-    program.write_text(SLOW_SSH.format(python=sys.executable, log=log))
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    log = home / "log"
+    first_on_path(monkeypatch, home / "bin" / "ssh", SLOW_SSH.format(python=sys.executable, log=log))
     target = ssh_site.target(ssh_site.server().port, route=Jump("jumper@example.com"))
     with Fleet(dict.fromkeys(range(20), target)) as fleet:
         fleet.connect(connect_timeout=60.0)
@@ -253,10 +251,8 @@ def test_jump_host_behind_another_one(ssh_site: Site, jump: JumpServer, home: Pa
     """As the user's configuration says."""
     config = f"Host inner\n HostName 127.0.0.1\n Port {jump.port}\n User jumper\n ProxyCommand nc %h %p\n"
     if shutil.which("nc") is None:
-        program = home / "nc.py"
-        program.write_text(SLOW_SSH.format(python=sys.executable, log=home / "log"))
-        program.chmod(0o755)
-        config = config.replace("nc %h %p", f"{program} -W [%h]:%p")
+        carries = program(home / "nc.py", SLOW_SSH.format(python=sys.executable, log=home / "log"))
+        config = config.replace("nc %h %p", f"{carries} -W [%h]:%p")
     (home / ".ssh" / "config").write_text(config)
     target = ssh_site.target(ssh_site.server().port, route=Jump("inner"))
     connection = Connection.open(target)

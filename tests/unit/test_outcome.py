@@ -58,6 +58,7 @@ def case(name: str, expected: str, *states: JobState) -> Any:
             job("succeeded", rank(0, 0), rank(1), exit_code=0),
         ),
         case("one rank failed", "failed 7", job("failed", rank(0, 7), exit_code=7)),
+        case("a rank is reported twice", "failed 7", job("failed", rank(0, 7), rank(0, 7))),
         case(
             "the first failure counts",
             "failed 4",
@@ -67,17 +68,23 @@ def case(name: str, expected: str, *states: JobState) -> Any:
         case(
             "ranks that were stopped are not failures",
             "failed 4",
-            job("failed", killed(0, SIGTERM, 5.0), stopping=True),
+            job("failed", killed(0, SIGTERM, asked=True)),
             job("failed", rank(1, 4, 10.0)),
         ),
         case(
             "only stopped ranks are left",
-            "failed None",
-            job("failed", killed(0, SIGTERM), stopping=True, exit_code=143),
+            "failed 143",
+            job("failed", killed(0, SIGTERM, asked=True), exit_code=143),
         ),
         case("SIGTERM from outside is a failure", "failed 143", job("failed", killed(0, SIGTERM))),
         case("the launcher failed", "failed 1", job("failed", exit_code=1)),
-        case("a supervisor was lost", "lost 1", job("lost", exit_code=1), job("failed", rank(1, 7))),
+        case("a record is unreadable", "lost 1", job("lost", exit_code=1), job("failed")),
+        case(
+            "an agent was killed after a rank had failed",
+            "failed 7",
+            job("lost", rank(0), node=0, exit_code=1),
+            job("lost", rank(1, 7), node=1, exit_code=1),
+        ),
         case("an agent was killed", "failed 1", job("lost", rank(0), node=0, exit_code=1)),
         case(
             "an agent was killed with its rank",
@@ -105,18 +112,18 @@ def case(name: str, expected: str, *states: JobState) -> Any:
         case(
             "cancelled",
             "cancelled 130",
-            job("cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, exit_code=130, stopping=True),
+            job("cancelled", killed(0, SIGTERM, asked=True), cancelled=10.0, exit_code=130),
         ),
         case(
             "failed before it was cancelled",
             "failed 9",
-            job("cancelled", killed(0, SIGTERM, 11.0), cancelled=10.0, exit_code=130, stopping=True),
-            job("cancelled", rank(1, 9, 9.0), cancelled=10.5, exit_code=130, stopping=True),
+            job("cancelled", killed(0, SIGTERM, asked=True), cancelled=10.0, exit_code=130),
+            job("cancelled", rank(1, 9, 9.0), cancelled=10.5, exit_code=130),
         ),
         case(
             "failed after it was cancelled",
             "cancelled 130",
-            job("cancelled", rank(0, 9, 11.0), cancelled=10.0, exit_code=130, stopping=True),
+            job("cancelled", rank(0, 9, asked=True), cancelled=10.0, exit_code=130),
         ),
         case(
             "the nodes have agreed on a failure, and one still runs",
@@ -242,14 +249,6 @@ def test_signal_names_are_those_of_linux(number: int, name: str) -> None:
     assert signal_name(number) == name
 
 
-def test_failure_in_words() -> None:
-    found = outcome.outcome({0: job("failed", rank(3, 7, 1.0)), 1: job("failed", killed(4, SIGKILL, 2.0))})
-    assert [str(failure) for failure in found.failures] == [
-        "rank 3 on node 0 exited with code 7",
-        "rank 4 on node 1 was killed by SIGKILL",
-    ]
-
-
 AGAIN = "(it started again at 14:03:20 UTC)"
 AT = 50600.0  # 14:03:20
 AGENT = Failure(1, Cause.AGENT)
@@ -281,6 +280,10 @@ AGENT = Failure(1, Cause.AGENT)
         (
             (job("lost", node=0), job("lost", node=1)),
             "node 0: the agent of cloudddp has ended there, without a report",
+        ),
+        (
+            (job("lost", rank(0, 7), node=0), job("lost", node=1)),
+            "rank 0 on node 0 exited with code 7",
         ),
         (
             (job("cancelled", setup=True), job("lost", node=1, setup=True, rebooted=AT)),

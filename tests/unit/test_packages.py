@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.local_packages import package, wheel
+from support.programs import program
 from uv import find_uv_bin
 
 from cloudddp.agent.protocol.start import SetupReply
@@ -210,10 +211,8 @@ def test_torch_of_the_image_is_kept_unless_the_file_asks_for_another(
     (site / "pip.py").write_text(
         "import sys\nif '-c' in sys.argv: print(open(sys.argv[sys.argv.index('-c') + 1]).read())"
     )
-    (tmp_path / "bin").mkdir()
     # As on Debian, whose python3 is no `python`.
-    (tmp_path / "bin" / "python3").write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
-    (tmp_path / "bin" / "python3").chmod(0o755)
+    program(tmp_path / "bin" / "python3", f'exec {sys.executable} -S "$@"')
     project = tmp_path / "project"
     for path, text in files.items():
         (project / path).parent.mkdir(parents=True, exist_ok=True)
@@ -257,8 +256,7 @@ def test_pip_of_ensurepip_needs_no_package_of_the_system(tmp_path: Path) -> None
         "sudo": "exit 1",
     }
     for name, text in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path / name, text)
     command = installation(SetupSpec(environment="requirements.txt"), PackageInputs({}))[0]
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     done = subprocess.run(
@@ -279,9 +277,7 @@ def test_wheels_for_conda_are_refused() -> None:
 
 def test_environment_of_conda_is_made_anew(tmp_path: Path) -> None:
     """What the file no longer names is gone: the command, with conda replaced by a program of a line."""
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "micromamba").write_text('#!/bin/sh\nmkdir .conda && echo "$@" > .conda/made\n')
-    (tmp_path / "bin" / "micromamba").chmod(0o755)
+    program(tmp_path / "bin" / "micromamba", 'mkdir .conda && echo "$@" > .conda/made')
     command = installation(SetupSpec(environment="environment.yml"), PackageInputs({}))[0]
     for _ in range(2):
         subprocess.run(

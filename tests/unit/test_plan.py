@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import yaml
+from support.programs import program
 
 from cloudddp import __version__
 from cloudddp.aws.images import Image
@@ -22,19 +23,24 @@ from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.plan import Plan, plan, plan_replacement
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Interface, LaunchContext, Ref, Request, client_token
-from cloudddp.cluster.user_data import APT_SETTINGS, BOOT_CHECK, SERVICE, TIMER, USER_DATA_LIMIT, Identity
+from cloudddp.cluster.user_data import (
+    APT_SETTINGS,
+    BOOT_CHECK,
+    IDLE_CHECK,
+    IDLE_SERVICE,
+    IDLE_TIMER,
+    SERVICE,
+    TIMER,
+    Identity,
+)
 from cloudddp.config.spec import ClusterSpec
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import payload_text
 from cloudddp.simulator.guest.cloud_init import shellify
 from cloudddp.ssh.target import generate_key
 from cloudddp.tags import TAG_EXPIRES, TAG_NODE_RANK
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
-UNITS = (
-    payload_text("infra/node/cloudddp-deadline.timer"),
-    payload_text("infra/node/cloudddp-deadline.service"),
-)
 
 
 def subnet(zone: str) -> Subnet:
@@ -59,7 +65,7 @@ GROUP = Ref("security-group", "GroupId")
 def planned(
     spec: ClusterSpec | None = None, *, context: LaunchContext = CONTEXT, identity: Identity = IDENTITY
 ) -> Plan:
-    return plan(spec or ClusterSpec(), context, identity, DOLLAR, units=UNITS)
+    return plan(spec or ClusterSpec(), context, identity, DOLLAR)
 
 
 def sent(the_plan: Plan) -> tuple[Request, ...]:
@@ -72,28 +78,10 @@ def params(the_plan: Plan, step: str) -> Any:
     return found
 
 
-def refs(value: Any) -> Iterator[Ref]:
-    if isinstance(value, Ref):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from refs(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from refs(inner)
-
-
 def config_of(the_plan: Plan) -> Any:
     text = params(the_plan, "nodes")["UserData"]
     assert text.startswith("#cloud-config\n")
     return yaml.safe_load(text)
-
-
-def test_types_with_cpu_credits_get_none_that_are_billed() -> None:
-    burstable = replace(CONTEXT, info=replace(CONTEXT.info, burstable=True))
-    nodes = params(planned(context=burstable), "nodes")
-    assert nodes["CreditSpecification"] == {"CpuCredits": "standard"}
-    assert "CreditSpecification" not in params(planned(), "nodes")
 
 
 @pytest.mark.parametrize(("kind", "minutes"), [("p5.48xlarge", 40), ("p6e-gb200.36xlarge", 70)])
@@ -117,26 +105,6 @@ def test_elastic_ips_of_a_local_zone_belong_to_it() -> None:
 
 
 # -- requests ------------------------------------------------------------------------------------------------
-
-
-def test_requests_only_refer_to_earlier_answers() -> None:
-    the_plan = planned()
-    assert [request.method for request in sent(the_plan)] == [
-        "import_key_pair",
-        "create_security_group",
-        "authorize_security_group_ingress",
-        "authorize_security_group_egress",
-        "run_instances",
-    ]
-    answered: set[str] = set()
-    used: list[str] = []
-    for request in sent(the_plan):
-        for ref in refs(request.params):
-            used.append(request.step)
-            assert ref == GROUP
-            assert ref.step in answered
-        answered.add(request.step)
-    assert used == ["ingress-rules"] * 2 + ["egress-rules"] * 2 + ["nodes"]
 
 
 def test_security_group_allows_the_cluster_and_ssh_from_the_caller() -> None:
@@ -228,17 +196,6 @@ def test_volumes_are_initialized_at_a_rate_and_the_plan_says_that_it_is_billed()
     assert "MiB/s" not in lifecycle.plans([planned()], CONTEXT.info, ClusterSpec())
 
 
-@pytest.mark.parametrize(("default", "wanted"), [(350, {"TcpEstablishedTimeout": 432_000}), (432_000, None)])
-def test_idle_connections_are_kept_on_types_that_drop_them(
-    default: int, wanted: dict[str, int] | None
-) -> None:
-    """Nitro v6 drops tracked TCP connections that are idle for 350 s
-    (ConnectionTrackingSpecificationRequest)."""
-    the_plan = planned(context=replace(CONTEXT, info=replace(CONTEXT.info, tcp_timeout=default)))
-    (interface,) = params(the_plan, "nodes")["NetworkInterfaces"]
-    assert interface.get("ConnectionTrackingSpecification") == wanted
-
-
 def test_disk_is_at_least_as_large_as_the_image() -> None:
     nodes = params(planned(ClusterSpec(disk_gb=8)), "nodes")
     assert nodes["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 45
@@ -291,14 +248,13 @@ def test_user_data_contains_host_key_and_deadline() -> None:
     assert config["ssh_deletekeys"] is True
     assert config["ssh_keys"] == {"ed25519_private": HOST_KEY.private, "ed25519_public": HOST_KEY.public}
     files = {file["path"]: file["content"] for file in config["write_files"]}
-    assert set(files) == {APT_SETTINGS, BOOT_CHECK}
+    assert set(files) == {APT_SETTINGS, BOOT_CHECK, IDLE_TIMER, IDLE_SERVICE, IDLE_CHECK}
     assert config["runcmd"][1] == ["systemctl", "enable", "--now", TIMER.rsplit("/", 1)[1]]
 
 
 def run_bootcmd(the_plan: Plan, folder: Path) -> list[str]:
     """Run bootcmd with the units in a folder, and return the arguments of each systemctl."""
-    (folder / "systemctl").write_text(f'#!/bin/sh\necho "$@" >> {folder}/called\n')
-    (folder / "systemctl").chmod(0o755)
+    program(folder / "systemctl", f'echo "$@" >> {folder}/called')
     script = shellify(config_of(the_plan)["bootcmd"]).replace(str(Path(TIMER).parent), str(folder))
     subprocess.run(
         ["sh"], input=script, text=True, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True, timeout=30
@@ -310,7 +266,7 @@ def test_bootcmd_arms_the_deadline(tmp_path: Path) -> None:
     called = run_bootcmd(planned(ClusterSpec(max_hours=2.0)), tmp_path)
     assert called == ["daemon-reload", "start --no-block cloudddp-deadline.timer"]
     assert "OnCalendar=2026-11-20 14:00:00 UTC\n" in (tmp_path / Path(TIMER).name).read_text()
-    assert (tmp_path / Path(SERVICE).name).read_text() == UNITS[1]
+    assert (tmp_path / Path(SERVICE).name).read_text() == payload_text("infra/node/cloudddp-deadline.service")
 
 
 def test_bootcmd_keeps_a_timer_that_was_changed(tmp_path: Path) -> None:
@@ -325,8 +281,7 @@ def test_boot_check_shuts_down_after_the_deadline(tmp_path: Path, hours: float, 
     """Runs the boot check of the user data with a systemctl that records its arguments."""
     now = datetime.now(UTC) + timedelta(hours=hours) - timedelta(hours=2)
     config = config_of(planned(ClusterSpec(max_hours=2.0), context=replace(CONTEXT, now=now)))
-    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\n')
-    (tmp_path / "systemctl").chmod(0o755)
+    program(tmp_path / "systemctl", f'echo "$@" > {tmp_path}/called')
     (script,) = [file for file in config["write_files"] if file["path"] == BOOT_CHECK]
     assert (script["permissions"], config["runcmd"][-1]) == ("0755", ["sh", BOOT_CHECK])
     (tmp_path / "check").write_text(script["content"])
@@ -338,9 +293,10 @@ def test_boot_check_shuts_down_after_the_deadline(tmp_path: Path, hours: float, 
         assert (tmp_path / "called").read_text() == "start --no-block cloudddp-deadline.service\n"
 
 
-def test_user_data_has_no_placeholder_left() -> None:
-    assert "@DEADLINE@" in UNITS[0]
-    assert "@" not in json.dumps(config_of(planned()))
+def test_user_data_has_no_placeholder_left_and_fits_into_16_kib() -> None:
+    text = json.dumps(config_of(planned()))
+    assert not re.findall("@[A-Z]+@", text)
+    assert len(text) < 16 * 1024
 
 
 def test_timer_deadline_equals_the_tag(tmp_path: Path) -> None:
@@ -350,11 +306,6 @@ def test_timer_deadline_equals_the_tag(tmp_path: Path) -> None:
     (line,) = [line for line in timer.splitlines() if line.startswith("OnCalendar=")]
     armed = datetime.strptime(line, "OnCalendar=%Y-%m-%d %H:%M:%S UTC").replace(tzinfo=UTC)
     assert armed == the_plan.expires < NOW + timedelta(hours=1)
-
-
-def test_user_data_above_the_limit_is_refused() -> None:
-    with pytest.raises(UsageError, match="16384"):
-        plan(ClusterSpec(), CONTEXT, IDENTITY, DOLLAR, units=(UNITS[0], "#" * USER_DATA_LIMIT))
 
 
 def test_max_hours_sets_the_deadline() -> None:
@@ -370,17 +321,6 @@ def test_max_cost_sets_an_earlier_deadline() -> None:
     assert 2.99 < the_plan.cost <= 3.0
 
 
-@pytest.mark.parametrize(("connect", "count"), [("public", 2), ("private", 0)])
-def test_nodes_with_several_network_cards_need_elastic_ips_where_they_are_public(
-    connect: Literal["public", "private"], count: int
-) -> None:
-    """EC2 gives an instance with several interfaces no public address."""
-    spec = ClusterSpec(nodes=2, connect=connect)
-    several = replace(CONTEXT, interfaces=(Interface(), Interface(1, 1)))
-    methods = [one.method for one in sent(planned(spec, context=several))]
-    assert methods.count("allocate_address") == count
-
-
 # -- a replacement -------------------------------------------------------------------------------------------
 
 
@@ -393,13 +333,13 @@ def replaced(expires: datetime) -> Any:
         IDENTITY,
         rank=1,
         zone="us-east-1a",
-        region="us-east-1",
         attempt=2,
         now=NOW,
         expires=expires,
-        units=UNITS,
+        idle_minutes=0.0,
+        ssh_port=22,
     )
-    return found.launches[0].request.params
+    return found.request.params
 
 
 def test_replacement_is_one_node_with_the_rank_that_it_takes() -> None:

@@ -1,288 +1,297 @@
-"""What the laptop asks a node for, and what it does with it: by what is here already."""
+"""What the laptop asks a node for, and what it does with it: by what is here already, in the results and of a
+transfer that broke."""
 
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 from support.streams import (
     FINISH,
     NOON_NS,
     Item,
-    batch,
+    StreamRunner,
     end,
     file,
-    folder,
     listed,
     missing,
     part,
-    record,
+    runs,
     stream,
 )
 
-from cloudddp.agent.protocol import file_steps, transfer
-from cloudddp.agent.protocol.transfer import UNSEALED, Frames, Wants
+from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
+from cloudddp.agent.protocol.transfer import UNSEALED
+from cloudddp.agent.protocol.writing import begun_name
+from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.files import Folder
-from cloudddp.job.results.incoming import Incoming
-from cloudddp.job.results.receive import Receive, Transfer
-from cloudddp.job.results.unpack import Notes, Refused, Truncated
+from cloudddp.job.results import placing
+from cloudddp.job.results.placing import Pulled
+from cloudddp.job.results.pull import pull
+from cloudddp.job.results.receive import Transfer
 
-SECOND = 10**9
-WHOLE = NOON_NS // SECOND * SECOND  # a time that does not identify the contents
-LARGE = 1 << 20
+WHOLE = NOON_NS // 10**9 * 10**9  # a time that does not identify the contents
+LARGE = 3 << 20  # bytes: more than two parts
+DATA = b"12345"
 
 
 @dataclass
 class Laptop:
-    """The folders of a transfer."""
+    """A folder of results, and a node whose files are in another one."""
 
-    at: Path
-    wants: Wants | None = None
-    unchanged: int = 0  # files
-    seen: list[tuple[int, int, int]] = field(default_factory=list)  # total, done and received, as shown
-    notes: Notes = field(default_factory=Notes)
+    to: Path
+    node: Path
+    runner: StreamRunner = field(default_factory=lambda: StreamRunner([]))
+    seen: list[tuple[int, int]] = field(default_factory=list)  # total and received, as shown
 
-    def put(self, name: str, data: bytes, mtime_ns: int = WHOLE, mode: int = 0o644) -> None:
-        """Write a file: `target/...`, or `before/...` for what a broken transfer has left."""
-        path = self.at / name
+    def write(self, path: Path, data: bytes, mtime_ns: int = WHOLE) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
         os.utime(path, ns=(mtime_ns, mtime_ns))
-        path.chmod(mode)
+        return path
 
-    def receive(self, *pieces: Item | bytes) -> None:
-        self.feed(stream(*pieces))
-
-    def feed(self, pieces: Iterable[bytes]) -> None:
+    def feed(self, pieces: Iterable[bytes], *, breaks: bool = False) -> Pulled:
         def progress(now: Transfer) -> None:
-            self.seen.append((now.total, now.done, now.received))
+            self.seen.append((now.total, now.received))
 
-        for name in ("target", "before", "files"):
-            (self.at / name).mkdir(exist_ok=True)
-        with (
-            Folder.at(self.at / "target") as target,
-            Folder.at(self.at / "before") as before,
-            Folder.at(self.at / "files") as arrived,
-            Receive(
-                Incoming(arrived, before),
-                target,
-                [("runs",)],
-                self.notes,
-                node=0,
-                progress=progress,
-            ) as receive,
-        ):
-            for piece in pieces:
-                receive.feed(piece)
-                self.unchanged = receive.unchanged
-                if answer := next(receive.answer()):
-                    (frame,) = Frames(UNSEALED).feed(answer)
-                    self.wants = transfer.read_wants(frame) if frame.kind == transfer.WANTS else None
-            receive.close()
+        self.runner = StreamRunner(pieces, breaks=breaks)
+        return pull(self.runner, runs(), node=0, to=self.to, progress=progress)
 
-    def tree(self, name: str) -> dict[str, bytes]:
-        base = self.at / name
-        return {str(p.relative_to(base)): p.read_bytes() for p in sorted(base.rglob("*")) if p.is_file()}
+    def receive(self, *pieces: Item | bytes) -> Pulled:
+        return self.feed(stream(*pieces, FINISH))
 
-    def mode(self, name: str) -> int:
-        return stat.S_IMODE((self.at / name).stat().st_mode)
+    def broken(self, *pieces: Item | bytes) -> None:
+        with pytest.raises(NodeError, match="what had arrived is kept"):
+            self.feed(stream(*pieces), breaks=True)
+
+    def pull(self, change: Callable[[int], object] = lambda _: None) -> Pulled:
+        """Pull what the node has. `change` is called before each frame of contents, with its number."""
+        paths = sorted(str(path.relative_to(self.node)) for path in self.node.rglob("*") if path.is_file())
+        infos = [(self.node / path).stat() for path in paths]
+        items = [
+            listed(path, size=info.st_size, mtime_ns=info.st_mtime_ns)
+            for path, info in zip(paths, infos, strict=True)
+        ]
+
+        def pieces() -> Iterator[bytes]:
+            yield from stream(*items)
+            known = self.runner.wants.known
+            wanted = [
+                Wanted(number, paths[number], known.get(number, transfer.NOTHING))
+                for number in self.runner.wants.files
+            ]
+            sender = Sender(str(self.node), UNSEALED, on_lost=as_missing, tries=1)
+            for number, frame in enumerate(sender.frames(wanted)):
+                change(number)
+                yield frame
+            yield FINISH
+
+        return self.feed(pieces())
+
+    @property
+    def tree(self) -> dict[str, bytes]:
+        return {str(p.relative_to(self.to)): p.read_bytes() for p in self.to.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
-def laptop(tmp_path: Path) -> Laptop:
-    return Laptop(tmp_path)
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
+    monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "state"))
+    (tmp_path / "to").mkdir()
+    return Laptop(tmp_path / "to", tmp_path / "node")
 
 
-def hex_of(data: bytes) -> str:
-    return sha256(data).hexdigest()
+class Case(NamedTuple):
+    """What is here of a file: in the results; `arrived`: of it, as a whole or not, before the last transfer
+    broke. `there`: the node's. `known`: how many bytes the node has to compare, None if it is not asked."""
+
+    here: tuple[bytes, int] | None
+    arrived: tuple[bytes, int, bool] | None
+    there: tuple[bytes, int]
+    known: int | None
+    unchanged: int = 0
 
 
-# -- what it asks for ----------------------------------------------------------------------------------------
-
-
-def test_nothing_is_asked_for_where_size_and_time_are_the_same(laptop: Laptop) -> None:
-    laptop.put("target/runs/a", b"12345", NOON_NS)
-    laptop.put("target/runs/b", b"", WHOLE)
-    laptop.receive(listed("runs/a", size=5), listed("runs/b", size=0))
-    assert laptop.wants is None
-    assert laptop.unchanged == 2
-    assert laptop.tree("files") == {}
-    assert laptop.seen[-1] == (0, 0, 0)
-
-
-BEGINNING = {"offsets": {"0": 3}, "digests": {"0": hex_of(b"123")}}
-# What is here, where, with which time and mode, how long the node's file is -> offsets and digests.
-ASKED: dict[str, tuple[tuple[Any, ...], int, dict[str, Any]]] = {
-    "another size": (("target/runs/a", b"123", NOON_NS), 5, {}),
-    "another time": (("target/runs/a", b"12345", NOON_NS + 1), 5, {}),
-    "the same, at a whole second": (
-        ("target/runs/a", b"12345"),
-        5,
-        {"offsets": {"0": 5}, "digests": {"0": hex_of(b"12345")}},
-    ),
-    "its beginning": (("target/runs/a", b"123"), 5, BEGINNING),
-    "its beginning, from a broken transfer": (("before/runs/a", b"123"), 5, BEGINNING),
-    "its beginning, unfinished": (("before/runs/a", b"123", NOON_NS, 0o200), 5, BEGINNING),
-    "more than it": (("target/runs/a", b"123456"), 5, {}),
-    "an empty one": (("target/runs/a", b""), 5, {}),
-    "nothing": (("target/runs/other", b"123"), 5, {}),
+A = DATA * (LARGE // 5)
+CASES = {
+    "nothing": Case(None, None, (DATA, NOON_NS), 0),
+    "the same": Case((DATA, NOON_NS), None, (DATA, NOON_NS), None, 1),
+    "the same, empty": Case((b"", WHOLE), None, (b"", WHOLE), None, 1),
+    "another size": Case((DATA[:3], NOON_NS), None, (DATA, NOON_NS), 0),
+    "another time": Case((DATA, NOON_NS + 1), None, (DATA, NOON_NS), 0),
+    "the same, at a whole second": Case((DATA, WHOLE), None, (DATA, WHOLE), 5, 1),
+    "other contents, at a whole second": Case((b"54321", WHOLE), None, (DATA, WHOLE), 5),
+    "the same contents with another time": Case((A, WHOLE), None, (A, NOON_NS), len(A), 1),
+    "its beginning": Case((A[:999], WHOLE), None, (A, NOON_NS), 999),
+    "another beginning": Case((b"x" * 999, WHOLE), None, (A, NOON_NS), 999),
+    "more than it": Case((A + b"6", WHOLE), None, (A, NOON_NS), 0),
+    "arrived": Case(None, (DATA, NOON_NS, True), (DATA, NOON_NS), None),
+    "arrived, at a whole second": Case(None, (DATA, WHOLE, True), (DATA, WHOLE), 5),
+    "arrived, and has grown": Case(None, (DATA, NOON_NS, True), (A, NOON_NS + 1), 5),
+    "arrived in part": Case(None, (A[: 2 << 20], NOON_NS, False), (A, NOON_NS), 2 << 20),
+    "arrived in part, of another": Case(None, (b"x" * (2 << 20), NOON_NS, False), (A, NOON_NS), 2 << 20),
+    "arrived in part, and has shrunk": Case(None, (A[: 2 << 20], NOON_NS, False), (DATA, NOON_NS), 0),
+    "an older one, and arrived in part": Case((b"x", NOON_NS), (A[:999], NOON_NS, False), (A, WHOLE), 999),
+    "it, and arrived in part": Case((A, WHOLE), (A[:999], NOON_NS, False), (A, WHOLE), 999),
 }
 
 
-@pytest.mark.parametrize("case", ASKED)
-def test_what_is_here_of_a_file_is_named(laptop: Laptop, case: str) -> None:
-    here, size, expected = ASKED[case]
-    laptop.put(*here)
-    with pytest.raises(Truncated):
-        laptop.receive(listed("runs/a", size=size))
-    assert laptop.wants == Wants(files=(0,), size=size, **expected)
-    assert laptop.unchanged == 0
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_here_of_a_file_is_not_sent_again(laptop: Laptop, case: str) -> None:
+    here, arrived, there, known, unchanged = CASES[case]
+    if here is not None:
+        laptop.write(laptop.to / "runs/d/a", *here)
+    if arrived is not None:
+        data, mtime_ns, is_whole = arrived
+        item = listed("runs/d/a", size=len(data) + (not is_whole), mtime_ns=mtime_ns)
+        parts = [part(0, at, data[at : at + (1 << 20)]) for at in range(0, len(data), 1 << 20)]
+        laptop.broken(item, *parts, *([end(0, data, mtime_ns=mtime_ns)] if is_whole else []))
+    laptop.write(laptop.node / "runs/d/a", *there)
+    found = laptop.pull()
+    assert laptop.runner.wants.files == (() if known is None else (0,))
+    assert [one.size for one in laptop.runner.wants.known.values()] == ([known] if known else [])
+    assert laptop.tree == {"runs/d/a": there[0]}
+    assert (found.files, found.unchanged) == (1 - unchanged, unchanged)
+    assert (laptop.to / "runs/d/a").stat().st_mtime_ns == (here[1] if here and unchanged else there[1])
+    is_beginning = known and there[0].startswith((arrived or here or (b"",))[0])
+    assert laptop.seen[-1][1] == (0 if known is None else len(there[0]) - (known if is_beginning else 0))
+    assert [path.name for path in laptop.to.iterdir()] == ["runs"]
 
 
 def test_hash_of_a_hidden_file_of_the_user_goes_to_no_node(laptop: Laptop) -> None:
-    laptop.put("target/runs/.env", b"123")
-    laptop.put("before/runs/.cache", b"123")
-    with pytest.raises(Truncated):
-        laptop.receive(listed("runs/.env", size=5), listed("runs/.cache", size=5))
-    assert laptop.wants == Wants(files=(0, 1), size=10, offsets={"1": 3}, digests={"1": hex_of(b"123")})
+    laptop.broken(listed("runs/.cache", size=5), part(0, 0, b"123"))
+    laptop.write(laptop.to / "runs/.env", b"123")
+    laptop.write(laptop.to / "runs/.d/x", b"123")
+    names = ("runs/.env", "runs/.d/x", "runs/.cache")
+    with pytest.raises(NodeError, match="a file that is not here"):
+        laptop.receive(*(listed(name, size=3) for name in names), end(0, b"123"))
+    assert [*laptop.runner.wants.known] == [2]
 
 
-# -- what it takes -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("change", ["a folder", "gone"])
+def test_what_the_node_no_longer_has_is_not_taken_from_a_broken_transfer(laptop: Laptop, change: str) -> None:
+    laptop.broken(file("runs/a", b"a"), file("runs/b", b"b"), listed("runs/c", size=5), part(2, 0, b"c"))
+    laptop.write(laptop.node / ("runs/a/x" if change == "a folder" else "runs/x"), b"x")
+    laptop.pull()
+    assert laptop.tree == {"runs/a/x" if change == "a folder" else "runs/x": b"x"}
 
 
-def test_file_of_the_target_stays_where_the_node_confirms_its_contents(laptop: Laptop) -> None:
-    laptop.put("target/runs/a", b"12345")
-    laptop.receive(listed("runs/a", size=5), end(0, b"12345"), FINISH)
-    assert laptop.unchanged == 1
-    assert laptop.tree("files") == {}
-    assert laptop.seen[-1] == (5, 5, 0)
+def test_permissions_are_those_of_the_node_and_the_umask(laptop: Laptop) -> None:
+    laptop.write(laptop.to / "runs/a", b"123").chmod(0o600)
+    laptop.receive(listed("runs/a", size=5, mode=0o777), part(0, 3, b"45"), end(0, DATA))
+    assert (laptop.to / "runs/a").stat().st_mode & 0o777 == 0o755
 
 
-def test_complete_file_of_a_broken_transfer_is_taken(laptop: Laptop) -> None:
-    laptop.put("before/runs/a", b"12345")
-    laptop.put("before/runs/b", b"12345", NOON_NS)
-    laptop.receive(listed("runs/a", size=5), listed("runs/b", size=5), end(0, b"12345"), FINISH)
-    assert laptop.tree("files") == {"runs/a": b"12345", "runs/b": b"12345"}
-    assert laptop.tree("before") == {}
-    assert laptop.unchanged == 0
-    assert (laptop.at / "files/runs/a").stat().st_mtime_ns == NOON_NS
+# -- files that change while they are read -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("place", ["target", "before"])
-def test_beginning_is_continued(laptop: Laptop, place: str) -> None:
-    laptop.put(f"{place}/runs/d/a", b"123")
-    laptop.receive(listed("runs/d/a", size=5, mode=0o777), part(0, 3, b"45"), end(0, b"12345"), FINISH)
-    assert laptop.tree("files") == {"runs/d/a": b"12345"}
-    assert laptop.tree(place) == ({"runs/d/a": b"123"} if place == "target" else {})
-    assert laptop.mode("files/runs/d/a") == (0o755 if place == "target" else 0o644)
-    assert laptop.seen[-1] == (5, 5, 2)
+def test_file_that_changes_is_named_and_sent_again(laptop: Laptop) -> None:
+    path = laptop.write(laptop.node / "runs/a", A, NOON_NS)
+    found = laptop.pull(lambda number: number or laptop.write(path, b"x" + A[1:], NOON_NS + 1))
+    assert found.notes == ("changed while it was copied: runs/a; pull it again when nothing writes to it",)
+    assert (laptop.to / "runs/a").stat().st_mtime_ns % 10**9 == 0
+    assert laptop.pull().notes == ()
+    assert laptop.tree == {"runs/a": b"x" + A[1:]}
 
 
-@pytest.mark.parametrize("place", ["target", "before"])
-def test_file_with_another_beginning_is_sent_from_its_start(laptop: Laptop, place: str) -> None:
-    laptop.put(f"{place}/runs/a", b"abc")
-    laptop.receive(listed("runs/a", size=5), part(0, 0, b"12345"), end(0, b"12345"), FINISH)
-    assert laptop.tree("files") == {"runs/a": b"12345"}
-    assert laptop.seen[-1] == (5, 5, 5)
+@pytest.mark.parametrize("size", [0, 100])
+def test_file_that_becomes_shorter_is_not_kept(laptop: Laptop, size: int) -> None:
+    path = laptop.write(laptop.node / "runs/a", A)
+    laptop.write(laptop.node / "runs/b", b"b")
+    laptop.pull(lambda number: number or os.truncate(path, size))
+    assert laptop.tree == {"runs/b": b"b"}
 
 
-def test_file_that_has_become_shorter_is_kept_as_it_is_now(laptop: Laptop) -> None:
-    laptop.put("target/runs/a", b"abc")
-    now = record(0, b"1", settled=False)
-    laptop.receive(listed("runs/a", size=5), batch(now, data=b"1"), FINISH)
-    assert laptop.tree("files") == {"runs/a": b"1"}
-    assert (laptop.at / "files/runs/a").stat().st_mtime_ns == WHOLE
-
-
-def test_file_that_has_become_empty_is_empty(laptop: Laptop) -> None:
-    laptop.receive(listed("runs/a", size=2 * LARGE), end(0), FINISH)
-    assert laptop.tree("files") == {"runs/a": b""}
-
-
-def test_file_that_disappears_while_it_is_sent_is_not_kept(laptop: Laptop) -> None:
-    laptop.receive(listed("runs/a", size=5), file("runs/b", b"b"), part(0, 0, b"12"), missing(0), FINISH)
-    assert laptop.tree("files") == {"runs/b": b"b"}
-
-
-def test_unfinished_file_is_marked_and_a_finished_one_is_not(laptop: Laptop) -> None:
-    whole = bytes(LARGE)
-    with pytest.raises(Truncated, match="in the middle of 'runs/b'"):
-        laptop.receive(
-            *(listed(f"runs/{name}", size=LARGE) for name in "ab"),
-            part(0, 0, whole),
-            end(0, whole),
-            part(1, 0, b"x"),
-        )
-    assert (laptop.mode("files/runs/a"), laptop.mode("files/runs/b")) == (0o644, 0o244)
-
-
-def test_folders_are_made_and_files_that_git_would_act_on_are_not_asked_for(laptop: Laptop) -> None:
-    laptop.receive(folder("runs/empty"), listed("runs/.git", size=5))
-    assert laptop.wants is None
-    assert (laptop.at / "files/runs/empty").is_dir()
-    assert "runs/.git" in laptop.notes.lines()[0]
-
-
-def test_file_that_changed_while_it_was_read_is_noted(laptop: Laptop) -> None:
-    laptop.receive(
-        *(listed(f"runs/{name}", size=1) for name in ("a", "b")),
-        batch(record(0, b"1", changed=True), record(1, b"1"), data=b"11"),
-        FINISH,
-    )
-    (note,) = [line for line in laptop.notes.lines() if "changed" in line]
-    assert "runs/a" in note
+def test_file_that_the_node_gives_up_is_not_written(laptop: Laptop) -> None:
+    given_up = (listed("runs/large", size=LARGE), listed("runs/small", size=5), part(0, 0, DATA))
+    assert laptop.receive(*given_up, missing(0), missing(1), file("runs/b", b"b")).files == 1
+    assert laptop.tree == {"runs/b": b"b"}
 
 
 # -- what no agent sends -------------------------------------------------------------------------------------
 
-SENT_WRONGLY: dict[str, tuple[list[Item | bytes], str]] = {
-    "a file twice": ([listed("runs/d/a", size=5), end(0, b"123"), part(0, 3, b"45")], "has come before"),
-    "a continued file twice": (
-        [listed("runs/d/a", size=5), part(0, 3, b"45"), end(0, b"12345"), part(0, 3, b"45")],
-        "not asked for, or has come before",
-    ),
-    "an offset that was not offered": ([listed("runs/d/a", size=5), part(0, 2, b"345")], "that is not here"),
-    "an end before the other parts": (
-        [listed("runs/d/a", size=5), part(0, 3, b"4"), end(0, b"12345")],
+KNOWN = b"here before"  # in the results
+HASHED = listed("runs/hashed", size=len(KNOWN) + 4, mtime_ns=5)
+CLAIMS: dict[str, tuple[str, list[Item | bytes]]] = {
+    "continues with a wrong hash": (
         "differs",
+        [HASHED, part(1, len(KNOWN), b"evil"), end(1, KNOWN + b"good")],
     ),
-    "a gap": ([listed("runs/d/a", size=5), part(0, 3, b"4"), part(0, 5, b"5")], "a part of it is missing"),
-    "a missing file in another one": (
-        [listed("runs/d/a", size=5), listed("runs/b", size=5), part(0, 3, b"4"), missing(1)],
-        "has no end",
+    "continues elsewhere": ("that is not here", [HASHED, part(1, 5, bytes(9))]),
+    "continues what was not hashed": (
+        "that is not here",
+        [listed("runs/timed", size=99), part(1, len(KNOWN), bytes(88))],
     ),
+    "is the same with a wrong hash": ("differs", [HASHED, end(1, b"other bytes")]),
+    "sends what was not asked for": ("was not asked for", [file("runs/timed", b"-" * len(KNOWN))]),
 }
 
 
-@pytest.mark.parametrize("case", SENT_WRONGLY)
-def test_contents_that_do_not_fit_what_is_here_are_refused(laptop: Laptop, case: str) -> None:
-    pieces, message = SENT_WRONGLY[case]
-    laptop.put("before/runs/d/a", b"123")
-    with pytest.raises(Refused, match=message):
-        laptop.receive(*pieces, FINISH)
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_number_of_files_that_are_left_out_has_a_limit(laptop: Laptop, more: int) -> None:
-    one = file_steps.left_out("runs/a", "it cannot be read")
-    pieces = [one] * (file_steps.MAX_LEFT_OUT + 1 + more)
-    if more:
-        with pytest.raises(Refused, match="are left out"):
-            laptop.feed(pieces)
-    else:
-        laptop.feed([*pieces, FINISH])
-
-
-# -- progress ------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_false_claim_about_a_file_of_this_computer_changes_nothing(laptop: Laptop, claim: str) -> None:
+    laptop.write(laptop.to / "runs/hashed", KNOWN)
+    laptop.write(laptop.to / "runs/timed", KNOWN, NOON_NS)
+    message, pieces = CLAIMS[claim]
+    with pytest.raises(NodeError, match=f"node 0 sent results that cloudddp refuses: .*{message}"):
+        laptop.receive(file("runs/good"), *pieces)
+    assert laptop.tree == {"runs/hashed": KNOWN, "runs/timed": KNOWN}
 
 
 def test_progress_is_shown_while_a_file_arrives(laptop: Laptop) -> None:
-    laptop.receive(listed("runs/a", size=4), part(0, 0, b"12"), part(0, 2, b"34"), end(0, b"1234"), FINISH)
+    laptop.receive(listed("runs/a", size=4), part(0, 0, b"12"), part(0, 2, b"34"), end(0, b"1234"))
     assert laptop.seen == sorted(laptop.seen)
-    assert {(4, 0, 0), (4, 2, 2), (4, 4, 4)} <= set(laptop.seen)
+    assert {(4, 0), (4, 2), (4, 4)} <= set(laptop.seen)
+
+
+# -- the folders ---------------------------------------------------------------------------------------------
+
+
+def test_folder_of_a_transfer_that_is_not_private_is_not_used(laptop: Laptop, tmp_path: Path) -> None:
+    """It is open to others, or a link."""
+    laptop.broken(listed("runs/a", size=5), part(0, 0, b"123"))
+    (kept,) = laptop.to.iterdir()
+    assert kept.stat().st_mode & 0o777 == 0o700
+    for mode in (0o777, 0o700):
+        kept.chmod(mode)
+        if mode == 0o700:
+            kept.rename(tmp_path / "away")
+            kept.symlink_to(tmp_path / "away")
+        with pytest.raises(CloudDDPError, match="so no results are written there") as refused:
+            laptop.receive(file("runs/b"))
+        assert "remove it" in str(refused.value.hint)
+        assert [*laptop.to.iterdir()] == [kept]
+
+
+def test_two_pulls_from_one_node_do_not_mix(laptop: Laptop) -> None:
+    def pieces() -> Iterator[bytes]:
+        with pytest.raises(CloudDDPError, match="another pull from this node is writing to"):
+            pull(StreamRunner([]), runs(), node=0, to=laptop.to)
+        yield from stream(file("runs/a", b"a"), FINISH)
+
+    laptop.feed(pieces())
+    assert laptop.tree == {"runs/a": b"a"}
+
+
+def test_repository_folder_is_refused_as_target(tmp_path: Path) -> None:
+    (tmp_path / ".git" / "hooks").mkdir(parents=True)
+    with pytest.raises(UsageError, match="git's or cloudddp's own folder"):
+        pull(StreamRunner([]), runs(), node=0, to=tmp_path / ".git" / "hooks")
+
+
+def test_name_that_this_computer_takes_for_another_one_is_left_out(tmp_path: Path) -> None:
+    """A hard link plays the file system that ignores case: there both names are the same file."""
+    for name in ("arrived", "to"):
+        (tmp_path / name).mkdir()
+    for name in ("Model", "model"):
+        (tmp_path / "arrived" / begun_name(name)).write_text(name)
+    with Folder.at(tmp_path / "to") as to, Folder.at(tmp_path / "arrived") as arrived:
+        writer = placing._Writer(to, arrived, set())
+        writer.put("Model", placing._Item("Model", ""))
+        (tmp_path / "to" / "model").hardlink_to(tmp_path / "to" / "Model")
+        with pytest.raises(placing._Left, match="another entry of these results has the same path"):
+            writer.put("model", placing._Item("model", ""))
+    assert (tmp_path / "to" / "model").read_text() == "Model"

@@ -1,21 +1,30 @@
-"""`sync --results`: which files of a job's results, and of those that it continued, go to the nodes."""
+"""The results of jobs: the folder of each node, whole checkpoints, and what `sync --results` puts back."""
 
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
+from support.streams import FINISH, StreamRunner, file, runs, stream
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
+from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewPath
 from cloudddp.config.spec import Config
-from cloudddp.errors import UsageError
+from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job import launch_record
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.job.results import checkpoints
+from cloudddp.job.results.checkpoints import merge_shards
+from cloudddp.job.results.new_files import lost_files
+from cloudddp.job.results.placing import Pulled
+from cloudddp.job.results.pull import pull
 from cloudddp.job.results.restore import chain, check_complete, newest
+from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations.results import folders_of, raise_incomplete
 
 A, B, C, OTHER = (f"2026112{day}-100000-aaaa" for day in (6, 7, 8, 5))
 
@@ -35,9 +44,7 @@ A, B, C, OTHER = (f"2026112{day}-100000-aaaa" for day in (6, 7, 8, 5))
 )
 def test_newest_version_of_every_file_is_sent(first: str, second: str, sent: str, tmp_path: Path) -> None:
     for job, names in (("A", first), ("B", second)):
-        for name in (*names.split(), "cloudddp-logs/x"):
-            (tmp_path / job / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / job / name).touch()
+        put(tmp_path / job, *names.split(), "cloudddp-logs/x")
     found = []
     for root, manifest, nodes, _ in newest([tmp_path / "A", tmp_path / "B"], [0, 1]):
         assert nodes == ([1] if root.name == "node1" else [0] if root.name == "node0" else [0, 1])
@@ -79,8 +86,7 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
         launch_record.note_put_back(new, tmp_path, [A])
         launch_record.note_put_back(old, tmp_path / other, [OTHER])
     for job in (A, B, "plots"):  # the last is a folder of the user
-        (base / job).mkdir(parents=True)
-        (base / job / "model.pt").touch()
+        put(base / job, "model.pt")
     assert chain(tmp_path, None) == ([base / A, base / B], [C])
     assert chain(tmp_path, A) == ([base / A], [C])
     shutil.rmtree(base / A)
@@ -89,3 +95,161 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
     ) as refused:
         chain(tmp_path, None)
     assert f"mkdir -p {base / A}" in str(refused.value.hint)
+
+
+# -- checkpoints of several files ----------------------------------------------------------------------------
+
+
+JOB = "20261128-100000-aaaa"
+SHARD_0, SHARD_1, METADATA = "__0_0.distcp", "__1_0.distcp", ".metadata"
+
+
+def put(root: Path, *names: str, text: str = "") -> Path:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(f"{text or root.name}/{name}")
+    return root
+
+
+def files(root: Path) -> set[str]:
+    return {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+
+
+def have(*nodes: tuple[str, ...], folder: str = "dcp", problem: str = "") -> Checkpoints:
+    parts = {node: [Part(folder, names, JOB, problem=problem)] for node, names in enumerate(nodes)}
+    return Checkpoints(parts)
+
+
+def test_files_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
+    """Of torch.distributed.checkpoint, and of one file per rank beside the model."""
+    for folder, names in {
+        "runs/dcp": ((METADATA, SHARD_0), (SHARD_1,)),
+        "out/checkpoint-40": (("model.safetensors", "rng_state_0.pth"), ("rng_state_1.pth",)),
+    }.items():
+        nodes = {
+            node: put(tmp_path / f"node{node}", *(f"{folder}/{name}" for name in names[node]), "log")
+            for node in range(2)
+        }
+        for _ in range(2):
+            assert merge_shards(tmp_path, nodes, have(*names, folder=folder)) == [folder]
+            put(nodes[1], f"{folder}/{names[1][0]}")  # the next pull has replaced it
+        assert files(tmp_path / folder) == {*names[0], *names[1]}
+        assert (tmp_path / folder / names[1][0]).read_text() == f"node1/{folder}/{names[1][0]}"
+
+
+def test_they_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> None:
+    base = put(tmp_path / "job", f"dcp/{METADATA}", f"dcp/{SHARD_0}")
+    nodes = {0: base, 1: put(base / "node1", f"dcp/{SHARD_1}")}
+    merge_shards(base, nodes, have((METADATA, SHARD_0), (SHARD_1,)))
+    assert files(base / "dcp") == {METADATA, SHARD_0, SHARD_1}
+
+
+def test_others_stay_apart(tmp_path: Path) -> None:
+    """Those of nodes that trained alone, that are not whole, and of which a pull has left something out."""
+    alone = (METADATA, SHARD_0)
+    nodes = {node: put(tmp_path / f"node{node}", *(f"dcp/{name}" for name in alone)) for node in range(2)}
+    assert merge_shards(tmp_path, nodes, have(alone, alone)) == []
+    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,), problem="two saves")) == []
+    assert merge_shards(tmp_path, nodes, have(alone, (SHARD_1,))) == []
+    assert not (tmp_path / "dcp").exists()
+
+
+def pulled(to: Path, known: Checkpoints, *names: str) -> Pulled:
+    """Pull these files from node 0."""
+    runner = StreamRunner(stream(*map(file, names), FINISH))
+    return pull(runner, runs("."), node=0, to=to, known=known)
+
+
+def test_what_is_not_whole_goes_to_a_folder_of_its_own(tmp_path: Path) -> None:
+    """A whole checkpoint that was pulled before stays, and so does what lies beside shards in the folder."""
+    put(tmp_path, f"dcp/{SHARD_1}")
+    parts = [Part(name, (SHARD_0,), JOB, problem="half") for name in ("dcp", "ckpt/step_3", "none")]
+    parts.append(Part("new", ("__0_0.distcp",), JOB, older=("__9_0.distcp",)))
+    names = ("dcp/log", f"dcp/{METADATA}", f"dcp/{SHARD_0}", "new/__0_0.distcp", "new/__9_0.distcp")
+    steps = ("ckpt/step_3/model.pt", "ckpt/step_3/deep/rng_state_0.pth")
+    found = pulled(tmp_path, Checkpoints({0: parts}), *names, *steps)
+    assert set(found.incomplete) == {"dcp", "ckpt/step_3"}
+    whole = {"dcp/log", f"dcp/{SHARD_1}", "new/__0_0.distcp"}
+    assert files(tmp_path) == whole | {
+        f"{INCOMPLETE}/{name}" for name in (*names, *steps) if name not in whole
+    }
+
+
+def test_shards_of_an_older_save_do_not_stay_beside_newer_ones(tmp_path: Path) -> None:
+    """As `pull` of one node writes over what `pull --all-nodes` has brought."""
+    put(tmp_path, f"dcp/{SHARD_0}", f"dcp/{SHARD_1}", "dcp/log", text="old")
+    pulled(tmp_path, have((METADATA, SHARD_0)), f"dcp/{METADATA}", f"dcp/{SHARD_0}")
+    assert files(tmp_path) == {f"dcp/{METADATA}", f"dcp/{SHARD_0}", "dcp/log"}
+    assert (tmp_path / "dcp" / SHARD_0).read_text() == "from the node\n"
+
+
+def test_record_beside_results(tmp_path: Path) -> None:
+    """A damaged one says nothing."""
+    put(tmp_path / "results", "dcp/x")
+    checkpoints.record(tmp_path / "results", have((METADATA,)), ())
+    checkpoints.record(tmp_path / "results", have((METADATA,), folder="old", problem="x" * 495), ["old"])
+    found = checkpoints.read(tmp_path / "results")
+    assert {folder: (part.job, part.problem[:9]) for folder, part in found.items()} == {
+        "dcp": (JOB, ""),
+        "old": (JOB, "node 0: x"),
+    }
+    (tmp_path / "results" / checkpoints.LOGS / checkpoints.FILE).write_text('{"checkpoints": 1}')
+    assert checkpoints.read(tmp_path / "results") == {}
+
+
+REPLY = NewFilesReply(0, complete=True, rank_zero=False, running=(), jobs=())
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ({0: {1: ("a", "b")}}, {1: ["a", "b"]}),
+        ({0: {1: ("a", "b")}, 2: {1: ("b",)}}, {1: ["b"]}),
+        ({0: {1: ("a",)}, 2: {}}, {1: ["a"]}),  # node 2 has no report
+        ({0: {1: ("a",), 2: ("c",)}, 1: {2: ("c",)}}, {2: ["c"]}),  # node 1 has replied
+        ({0: {1: ()}}, {}),
+        ({}, {}),
+    ],
+)
+def test_what_only_nodes_without_a_reply_have(
+    lacking: dict[int, dict[int, tuple[str, ...]]], expected: dict[int, list[str]]
+) -> None:
+    replies = {node: replace(REPLY, elsewhere=known) for node, known in lacking.items()}
+    assert lost_files(replies) == expected
+
+
+@pytest.mark.parametrize("all_nodes", [True, False])
+def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> None:
+    with pytest.raises(CloudDDPError) as raised:
+        raise_incomplete(["node 0: ckpt is not a complete checkpoint"], all_nodes=all_nodes)
+    assert ("pull --all-nodes" in raised.value.hint) is not all_nodes
+
+
+# -- folders of the nodes ------------------------------------------------------------------------------------
+
+
+NOTHING = NewFiles(0, 0, ())
+
+
+def reply(*names: str, zero: bool = False) -> NewFilesReply:
+    new = NewFiles(len(names), 1, tuple(NewPath(name, 1, 1) for name in names))
+    return NewFilesReply(0, True, zero, (), (JobFiles("20261127-101500-5d1e", new, NOTHING),))
+
+
+@pytest.mark.parametrize(
+    ("replies", "folders"),
+    [
+        ({0: reply("out/", zero=True)}, {0: "."}),
+        ({0: reply("out/", zero=True), 1: reply("out/")}, {0: ".", 1: "node1"}),
+        ({0: reply(), 1: reply("out/", zero=True)}, {1: "."}),
+        ({0: reply(zero=True), 1: reply("out/")}, {1: "node1"}),
+        # Rank 0 has written a folder of the name that node 1's files get.
+        ({0: reply("node1/", zero=True), 1: reply("out/")}, {0: "node0", 1: "node1"}),
+        ({0: reply("node1/out/a.pt", zero=True), 1: reply("out/")}, {0: "node0", 1: "node1"}),
+        ({0: reply("node2/", zero=True), 1: reply("out/")}, {0: ".", 1: "node1"}),
+        ({0: reply("node1/", zero=True), 1: reply()}, {0: "."}),
+    ],
+)
+def test_folder_of_each_node(replies: dict[int, NewFilesReply], folders: dict[int, str]) -> None:
+    to = Path("results/job")
+    assert folders_of(replies, to) == {node: to / name for node, name in folders.items()}

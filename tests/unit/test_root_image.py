@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.harness import ROOT, cannot, until
 from support.namespaces import as_root
+from support.programs import program
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.simulator.hosts.machines import root_image
@@ -38,10 +39,7 @@ class Site:
         self.folder, self.home = folder, folder / "home"
         self.home.mkdir()
         for name, text in (("debootstrap", DEBOOTSTRAP.format(folder=folder)), ("chroot", "#!/bin/sh\n")):
-            program = folder / "bin" / name
-            program.parent.mkdir(exist_ok=True)
-            program.write_text(text)
-            program.chmod(0o755)
+            program(folder / "bin" / name, text)
         self.reports: list[str] = []
 
     def ensure(self) -> Path:

@@ -1,16 +1,22 @@
-"""What a node's boot module gets on stdin, and which programs are missing."""
+"""The simulator's images and nodes: names, files, what a boot module gets on stdin, and missing programs."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloudddp.simulator.conditions.model import Boot
+from cloudddp.simulator.ec2 import images
+from cloudddp.simulator.ec2.speed import fast_imports
 from cloudddp.simulator.hosts.host_setup import HostSetup
-from cloudddp.simulator.hosts.machines.boot import MachineNode
+from cloudddp.simulator.hosts.machines.boot import MachineNode, pythons
 from cloudddp.simulator.hosts.machines.kind import Machines
-from cloudddp.simulator.hosts.machines.layout import layout_of
+from cloudddp.simulator.hosts.machines.layout import layout_of, write
 from cloudddp.simulator.hosts.namespaces.rootfs import NamespaceNode
 from cloudddp.simulator.hosts.node_spec import NodeSpec, UserData
 from cloudddp.simulator.linux import programs
@@ -65,3 +71,126 @@ def test_missing_programs_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert programs.missing(packages) == "p1 and p3 and p4 are not installed (apt-get install p1 p3 p4)"
     (tmp_path / "there").chmod(0o755)
     assert programs.missing({"there": "p3"}) == ""
+
+
+# -- images --------------------------------------------------------------------------------------------------
+
+
+def test_request_that_comes_while_parameters_are_added_finds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    with fast_imports():  # not at the top: the collection of tests would parse the regions three times
+        from moto.ssm import models
+    found = models.ParameterDict("123456789012", "us-east-1")
+    last = images.IMAGES[-1].parameter
+    seen: list[bool] = []
+
+    def read() -> None:
+        images._load_parameters(lambda *_: None, found, last)
+        seen.append(bool(found[last]))
+
+    other = threading.Thread(target=read)
+
+    original: Any = models.Parameter
+
+    def slow(**words: Any) -> Any:
+        if other.ident is None:
+            other.start()
+            time.sleep(0.2)  # for the other one to look
+        return original(**words)
+
+    monkeypatch.setattr(models, "Parameter", slow)
+    images._load_parameters(lambda *_: None, found, images.IMAGES[0].parameter)
+    other.join()
+    assert seen == [True]
+
+
+# -- the files that a machine node has beyond Debian 13; tests/witness boots them ----------------------------
+
+
+ENABLED = "etc/systemd/system/multi-user.target.wants/ssh.service"
+SOCKET = "etc/systemd/system/sockets.target.wants/ssh.socket"
+LATE = "etc/systemd/system/systemd-user-sessions.service.d/late.conf"
+PYTHON = "usr/local/bin/python3"
+BASIC = "usr/lib/sysusers.d/basic.conf"
+UBUNTU = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04)"
+AMAZON = "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023)"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A root file system with what the image has of these files."""
+    texts = {
+        ENABLED: "",
+        BASIC: "g sudo 27\ng adm 4\n",
+        "etc/group": "adm:x:4:\nsudo:x:27:\n",
+        "etc/gshadow": "adm:*::\nsudo:*::\n",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def build(root: Path, image: str, *, ssh_socket: bool = False, nologin_seconds: float = 0) -> set[str]:
+    """Return the files that are there now."""
+    layout = layout_of(image, ssh_socket=ssh_socket, nologin_seconds=nologin_seconds)
+    write(root, layout, environment={"A": "1 2"}, host_name="ip-10-0-0-1")
+    return {str(path.relative_to(root)) for path in root.rglob("*") if path.is_symlink() or path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("image", "user", "groups"),
+    [(UBUNTU, "ubuntu", "[adm, sudo]"), (AMAZON, "ec2-user", "[adm, wheel, systemd-journal]")],
+)
+def test_login_user_is_that_of_the_image(root: Path, image: str, user: str, groups: str) -> None:
+    build(root, image)
+    lines = (root / "etc/cloud/cloud.cfg.d/90_simulator.cfg").read_text().splitlines()
+    assert {f"    name: {user}", f"    groups: {groups}"} <= set(lines)
+    assert (root / "etc/environment").read_text() == 'A="1 2"\n'
+    assert (root / "etc/hostname").read_text() == "ip-10-0-0-1\n"
+
+
+@pytest.mark.parametrize(
+    ("conditions", "there", "missing"),
+    [
+        ({}, {ENABLED}, {SOCKET, LATE, PYTHON}),
+        ({"ssh_socket": True}, {SOCKET}, {ENABLED, LATE}),
+        ({"nologin_seconds": 3}, {ENABLED, LATE}, {SOCKET}),
+    ],
+)
+def test_conditions_of_a_boot(
+    root: Path, conditions: dict[str, int], there: set[str], missing: set[str]
+) -> None:
+    found = build(root, UBUNTU, **conditions)
+    assert there <= found
+    assert not missing & found
+    if "nologin_seconds" in conditions:
+        assert "sleep 3\n" in (root / LATE).read_text()
+
+
+def test_amazon_linux_has_wheel_and_python_3_9(root: Path) -> None:
+    assert PYTHON in build(root, AMAZON)
+    assert (root / PYTHON).readlink() == Path("/usr/bin/python3.9")
+    assert (root / "etc/group").read_text() == "adm:x:4:\nwheel:x:1010:\n"
+    assert (root / "etc/gshadow").read_text() == "adm:*::\n"
+    assert (root / "etc/sysusers.d/basic.conf").read_text() == "g adm 4\n"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "base", "found"),
+    [
+        ("/me/.venv", "/opt/python", ["/opt/python", "/me/.venv"]),
+        ("/usr/local", "/usr/local", ["/usr/local"]),
+        ("/me/.venv", "/usr", ["/me/.venv", "/usr/bin/VERSION", "/usr/lib/VERSION"]),
+    ],
+)
+def test_parts_of_this_computers_python_that_a_node_gets(
+    prefix: str, base: str, found: list[str], tmp_path: Path
+) -> None:
+    """/usr as a whole is the machine's own, and so are its programs of the same version."""
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    expected = [Path(one.replace("VERSION", version)) for one in found]
+    assert pythons(Path(prefix), Path(base), tmp_path) == expected
+    for name in ("bin", "lib"):
+        (tmp_path / "usr" / name / version).mkdir(parents=True)
+    own = [one for one in expected if one.name != version]
+    assert pythons(Path(prefix), Path(base), tmp_path) == own

@@ -4,18 +4,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from agent.watch import stack_dump
 from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, elsewhere, summary
 
-ROOT = Path(__file__).parents[2]
-DUMPS = ROOT / "tests" / "support" / "stack_dumps"
-
-sys.path.insert(0, str(ROOT / "infra" / "node"))
-from agent.watch import stack_dump  # noqa: E402
+DUMPS = Path(__file__).parents[1] / "support" / "stack_dumps"
 
 
 def position(name: str, rank: int = 0) -> Position:

@@ -13,10 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import file_modes
+from support.localsync import put
 from support.repositories import git
-from support.syncednode import put
 
-from cloudddp.agent.protocol.manifest import Entry, folder_digests, nested
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_files, sync
@@ -99,16 +98,6 @@ def test_submodule_files_are_sent(here: Path, tmp_path: Path) -> None:
 
 
 @needs_git
-def test_submodule_that_was_never_fetched_is_empty(here: Path, tmp_path: Path) -> None:
-    library = repository(tmp_path / "library", {"lib.py": ""})
-    origin = repository(tmp_path / "origin", {"a": ""})
-    git(origin, "submodule", "add", "-q", str(library), "library")
-    git(origin, "commit", "-q", "-m", "library")
-    git(tmp_path, "clone", "-q", str(origin), str(here / "clone"))
-    assert names(here / "clone") == {".gitmodules", "a"}
-
-
-@needs_git
 def test_nested_repository_has_its_own_ignore_rules(here: Path) -> None:
     repository(here, {"a": "", ".gitignore": "*.log\n"})
     repository(here / "inner", {".gitignore": "*.tmp\n", "b": ""})
@@ -142,41 +131,11 @@ def test_broken_nested_repository_is_refused(here: Path) -> None:
 # -- the list, outside one -----------------------------------------------------------------------------------
 
 
-def test_gitignore_files_apply_outside_a_repository(here: Path) -> None:
-    put(
-        here,
-        {
-            ".gitignore": "*.log\n/build/\n!keep.log\n",
-            "a.py": "",
-            "x.log": "",
-            "keep.log": "",
-            "build/out": "",
-            "sub/build/in": "",
-            "sub/.gitignore": "!special.log\n*.tmp\n/only-here\n",
-            "sub/special.log": "",
-            "sub/y.log": "",
-            "sub/z.tmp": "",
-            "sub/only-here": "",
-            "sub/deep/only-here": "",
-            "z.tmp": "",
-        },
-    )
-    assert names(here) == {
-        ".gitignore",
-        "a.py",
-        "keep.log",
-        "sub/build/in",
-        "sub/.gitignore",
-        "sub/special.log",
-        "sub/deep/only-here",
-        "z.tmp",
-    }
-
-
 @needs_git
 @pytest.mark.parametrize(
     "rules",
     [
+        "/y/\n*.a\n!b.a\n*.d\n",
         "*.a\n!b.a\n",
         "/x\n",
         "x/\n",
@@ -189,10 +148,10 @@ def test_gitignore_files_apply_outside_a_repository(here: Path) -> None:
     ],
 )
 def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
-    files: dict[str, str | bytes] = dict.fromkeys(
-        ["a.a", "b.a", "x/b.a", "x/c", "y/x/b.a", "y/b.a", "#c", "y/z/b.a", "x/z/b.a"], ""
-    )
-    put(here, {".gitignore": rules, **files})
+    """One file of rules is in a folder: its rules go before those of the folders above."""
+    put(here, {".gitignore": rules, "s/.gitignore": "/d\n!f.d\n*.e\n", "#c": "", "d": "", "h.e": ""})
+    put(here, dict.fromkeys(["a.a", "b.a", "x/b.a", "x/c", "x/z/b.a", "y/b.a", "y/x/b.a", "y/z/b.a"], ""))
+    put(here, dict.fromkeys(["e.d", "f.d", "s/d", "s/t/d", "s/e.d", "s/f.d", "s/h.e", "s/y/a"], ""))
     twin = tmp_path / "twin"
     shutil.copytree(here, twin)
     git(twin, "init", "-q")
@@ -231,21 +190,18 @@ def test_empty_folder_is_an_empty_project(here: Path) -> None:
 # -- what cannot be sent -------------------------------------------------------------------------------------
 
 
-def test_named_pipe_is_refused(here: Path) -> None:
-    (here / "sub").mkdir()
-    os.mkfifo(here / "sub" / "pipe")
-    with pytest.raises(UsageError, match=r"'sub/pipe'.*named pipe") as caught:
-        names(here)
-    assert ".gitignore" in caught.value.hint
-    assert names(here, exclude=("pipe",)) == set()
-
-
-def test_socket_is_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_special_files_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(here)  # a socket's path is at most 107 bytes
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("s")
         with pytest.raises(UsageError, match=r"'s'.*socket"):
             names(here)
+    (here / "sub").mkdir()
+    os.mkfifo(here / "sub" / "pipe")
+    with pytest.raises(UsageError, match=r"'sub/pipe'.*named pipe") as caught:
+        names(here, exclude=("s",))
+    assert ".gitignore" in caught.value.hint
+    assert names(here, exclude=("pipe", "s")) == set()
 
 
 @pytest.mark.parametrize("mode", [0, 0o004])
@@ -254,31 +210,6 @@ def test_unreadable_file_is_refused(here: Path, mode: int) -> None:
     (here / "secret").chmod(mode)
     with pytest.raises(UsageError, match="'secret'"):
         file_modes.applied_to(lambda: names(here))
-
-
-# -- the difference ------------------------------------------------------------------------------------------
-
-
-def digests(manifest: dict[str, Entry]) -> dict[str, str]:
-    return folder_digests(nested(manifest))
-
-
-def test_folders_that_differ_on_some_node_are_found() -> None:
-    one, two = Entry("f", 0o644, 1, 5, ""), Entry("f", 0o644, 1, 6, "")
-    here = {"top": one, "same/a": one, "changed/a": two, "new/a": one, "mode/a": one._replace(mode=0o755)}
-    there = {"top": one, "same/a": one, "changed/a": one, "gone/deep/a": one, "mode/a": one}
-    found = sync.different_folders([digests(there), digests(here)], digests(here))
-    assert found == {"changed", "new", "gone/deep", "mode"}
-    assert sync.different_folders([{}], digests(here)) == {"", "same", "changed", "new", "mode"}
-    assert sync.different_folders([digests(here)], digests(here)) == set()
-
-
-def test_node_that_lacks_least_serves_the_others() -> None:
-    entry = Entry("f", 0o644, 1, 5, "")
-    here = digests({"a/x": entry, "b/x": entry, "c/x": entry})
-    theirs = {0: {}, 1: digests({"a/x": entry}), 3: digests({"a/x": entry, "b/x": entry})}
-    assert sync.order_of(theirs, [0, 1, 3], here) == [3, 1, 0]
-    assert sync.order_of(theirs, [0, 1, 2, 3, 4], here) == [2, 3, 1, 0], "node 2 has all, as node 4"
 
 
 def test_size_limit_names_the_largest_folders(here: Path) -> None:
@@ -303,11 +234,6 @@ def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.Mo
     with pytest.raises(UsageError, match=r"4 files, more than 3: data/ 3; a 1") as refused:
         of_config(here, Config())
     assert "sync.exclude" in refused.value.hint
-
-
-def test_folders_that_were_deleted_here_are_no_error_however_many_nodes_have_them() -> None:
-    folders = {f"d{k}": "0" * 16 for k in range(400)}
-    sync._check_folders(dict.fromkeys(range(256), folders), {})
 
 
 PARTS = [

@@ -1,14 +1,20 @@
-"""How long a node may take to boot, and which of its GPUs can be used."""
+"""How long nodes may take to boot and to end, and which of their GPUs can be used."""
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, cast
 
 import pytest
+from support.badanswers import PROBE
+from support.instances import inventory_instance
 
 from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.aws import removal
+from cloudddp.aws.client import AWS
 from cloudddp.cluster.wait_ready import missing_gpus, ready_minutes
 from cloudddp.config.spec import ClusterSpec
+from cloudddp.tags import Tags
 
 
 @pytest.mark.parametrize(
@@ -30,22 +36,6 @@ def test_minutes_depend_on_the_type_unless_set(
     assert ready_minutes(ClusterSpec(instance_type=instance_type, ready_minutes=given), gpus) == minutes
 
 
-def reply(**changes: Any) -> ProbeReply:
-    known = {
-        "interface": "ens5",
-        "gpus": 8,
-        "cpus": 96,
-        "python": "/usr/bin/python3",
-        "free_port": 29500,
-        "agent_port": 29501,
-        "time": 1e9,
-        "timer_state": "active",
-        "timer_next": "x",
-        "running": (),
-    }
-    return ProbeReply(**{**known, **changes})
-
-
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
@@ -57,7 +47,31 @@ def reply(**changes: Any) -> ProbeReply:
     ],
 )
 def test_gpus_that_cannot_be_used(changes: dict[str, Any], problem: str) -> None:
-    found = missing_gpus(reply(**changes), 8)
+    found = missing_gpus(ProbeReply(**{**PROBE, "gpus": 8, **changes}), 8)
     assert found.startswith(problem)
     assert found.isprintable()
     assert bool(found) == bool(problem)
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "minutes"),
+    [
+        ("g5.xlarge", 1, 10),
+        ("p5.48xlarge", 8, 30),
+        ("g4dn.metal", 8, 40),
+        ("", None, 10),
+        ("p5.48xlarge", None, 30),
+        ("trn2.48xlarge", 0, 30),
+        ("g5.8xlarge", None, 10),
+        ("c5.24xlarge", 0, 30),
+    ],
+)
+def test_limit_depends_on_the_type(
+    monkeypatch: pytest.MonkeyPatch, kind: str, gpus: int | None, minutes: int
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", lambda _: now.__setitem__(0, now[0] + 10.0))
+    ending: Any = inventory_instance("i-a", Tags(gpus=gpus), state="shutting-down", type=kind)
+    assert removal.wait_terminated(cast(AWS, None), lambda: [ending]) == [ending]
+    assert now[0] == pytest.approx(60 * minutes, abs=11)

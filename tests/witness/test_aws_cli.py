@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 from support.witnesslab import IMAGE_PARAMETER, Lab, witness
 
-pytestmark = pytest.mark.timeout(300)
-
 
 class Person:
     """A user with the AWS CLI, ssh, and a key pair of ssh-keygen."""

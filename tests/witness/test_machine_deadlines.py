@@ -22,7 +22,7 @@ from support.userdata import product_user_data
 
 from cloudddp.simulator import control
 
-pytestmark = pytest.mark.timeout(400, func_only=True)  # the first one may make the operating system
+pytestmark = pytest.mark.timeout(900, func_only=True)  # the first one may make the operating system
 
 AHEAD = timedelta(seconds=120)  # to boot all nodes at once on a busy computer, and to prepare each
 FALLBACK = 120.0  # seconds, in cloudddp-deadline.service

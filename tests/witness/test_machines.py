@@ -4,6 +4,7 @@ the simulator's stand-ins for them with the real programs."""
 from __future__ import annotations
 
 import base64
+import contextlib
 import ensurepip
 import hashlib
 import json
@@ -14,11 +15,12 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from support.harness import (
     CommandLine,
@@ -29,7 +31,7 @@ from support.harness import (
     running_instances,
     until,
 )
-from support.labnode import LabLaptop, boot_id, inside, shell
+from support.labnode import LabLaptop, attempt, boot_id, inside, shell
 from support.local_packages import package, wheel
 from support.simlab import client_of
 from support.userdata import product_user_data
@@ -41,7 +43,7 @@ from cloudddp.simulator import control
 from cloudddp.simulator.ec2.images import IMAGES
 from cloudddp.simulator.linux import processes
 
-pytestmark = pytest.mark.timeout(300, func_only=True)  # the first one may make the operating system
+pytestmark = pytest.mark.timeout(900, func_only=True)  # the first one may make the operating system
 
 TYPE = ("-t", "c5.xlarge", "--price", "0.2", "--allow-cpu")
 TRAIN = """\
@@ -209,34 +211,44 @@ def test_only_host_keys_of_the_cluster_are_ever_presented(
     assert first != own
 
 
-def test_open_session_of_session_manager_keeps_an_idle_node(machines: control.Simulator) -> None:
-    """The kernel cuts the name of its process, ssm-session-worker, to 15 characters."""
+PLAN = '{"job": "j", "seconds": 5.0}'
+USES = {  # what each node does, and whether that keeps it
+    "sudo cp /bin/sleep /bin/ssm-session-worker && sudo systemd-run /bin/ssm-session-worker 600": True,
+    "echo connected": True,
+    "echo unused": False,
+    f"mkdir ~/.cloudddp && echo '{PLAN}' > ~/.cloudddp/poweroff.json": False,
+    "sudo systemctl reboot": False,
+}
+
+
+def test_node_ends_once_it_is_unused(machines: control.Simulator) -> None:
+    """The kernel cuts the name of the process of Session Manager, ssm-session-worker, to 15 characters."""
     laptop = LabLaptop(machines, "idle")
-    minutes = 0.25
+    minutes, nodes = 0.25, {}
     try:
-        nodes = [
-            laptop.launch(
-                UserData=product_user_data(
-                    laptop, expires=datetime.now(UTC) + timedelta(hours=1), idle_minutes=minutes
-                ),
-                InstanceType="c5.large",
-                InstanceInitiatedShutdownBehavior="terminate",
-            )[0]
-            for _ in range(2)
-        ]
-        for node in nodes:
-            client = laptop.login(node)
-            shell(client, "cloud-init status --wait > /dev/null")
-            if node is nodes[0]:
-                shell(
-                    client,
-                    "sudo cp /bin/sleep /usr/local/bin/ssm-session-worker && "
-                    "sudo systemd-run /usr/local/bin/ssm-session-worker 600",
-                )
-            client.close()
-        until(lambda: laptop.state(nodes[1]["InstanceId"]) == "terminated")
-        time.sleep(minutes * 60)
-        assert laptop.state(nodes[0]["InstanceId"]) == "running"
+        for use in USES:
+            idle = 0.0 if PLAN in use else minutes
+            expires = datetime.now(UTC) + timedelta(hours=1)
+            data = product_user_data(laptop, expires=expires, idle_minutes=idle)
+            (nodes[use],) = laptop.launch(
+                UserData=data, InstanceType="c5.large", InstanceInitiatedShutdownBehavior="terminate"
+            )
+        with ExitStack() as connections:
+            for use, node in nodes.items():
+                client = laptop.login(node)
+                connections.callback(client.close)
+                client.get_transport().set_keepalive(5)
+                shell(client, "cloud-init status --wait > /dev/null")
+                with contextlib.suppress(OSError, EOFError, paramiko.SSHException):  # of the reboot
+                    attempt(client, use)
+                if "connected" not in use:
+                    client.close()
+            for use, node in nodes.items():
+                if not USES[use]:
+                    until(lambda node=node: laptop.state(node["InstanceId"]) == "terminated")
+            time.sleep(minutes * 60)
+            kept = {use for use, node in nodes.items() if laptop.state(node["InstanceId"]) == "running"}
+        assert kept == {use for use, keeps in USES.items() if keeps}
     finally:
         laptop.leave()
 
@@ -396,9 +408,8 @@ def test_packages_on_debian(cli: CommandLine) -> None:
     setup = '[job]\nrendezvous = "direct"\n{}\n[setup]\nenvironment = "{}"\nwheels = "wheels"\n'
     cli.write("cloudddp.toml", setup.format('python = "python3"', "requirements.txt"))
     cli.ok("up", "-n", "1", *TYPE)
-    failed = cli("launch", "show.py")
-    assert failed.returncode == 1
-    assert "not installed (exit code 1): wheels has no pip for" in failed.stderr
+    failed = cli.fails(1, "launch", "show.py")
+    assert "not installed (exit code 1): wheels has no pip for" in failed
     shutil.copy(pip, cli.cwd / "wheels")
     assert "] hello mine /usr\n" in cli.ok("launch", "show.py")
     cli.write(
@@ -434,10 +445,7 @@ def test_image_without_torch_and_pip_gets_them_from_requirements(cli: CommandLin
     assert cli.ok("exec", "ls -d /opt/pytorch || echo none").endswith("none\n")
     for command in ("pip install torch", "python3 -m pip install torch", "python3 -m venv .venv"):
         cli.write("cloudddp.toml", f'[setup]\nrun = ["{command}"]\n')
-        failed = cli("launch", "show.py")
-        assert failed.returncode == 1
-        assert (
-            'list the packages in requirements.txt: [setup] environment = "requirements.txt"' in failed.stderr
-        )
+        failed = cli.fails(1, "launch", "show.py")
+        assert 'list the packages in requirements.txt: [setup] environment = "requirements.txt"' in failed
     cli.write("cloudddp.toml", '[setup]\nenvironment = "requirements.txt"\nwheels = "wheels"\n')
     assert "] torch of /usr\n" in cli.ok("launch", "show.py")

@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from support.witnesslab import IMAGE_PARAMETER, Lab, witness
 
 from cloudddp.simulator import control
-
-pytestmark = pytest.mark.timeout(300)
 
 
 def configuration(image: str) -> str:

@@ -17,8 +17,6 @@ from support import slurmlab
 from support.harness import ROOT, clean_environment, wait_for
 from support.slurmlab import HEAD, SlurmLab
 
-pytestmark = pytest.mark.timeout(300)
-
 WAITING = """\
 import os, pathlib, signal, sys, time
 def save(*_):

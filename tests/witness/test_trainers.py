@@ -6,7 +6,6 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
 from support.harness import ROOT, CommandLine
 from support.pages import script
 from support.witnesslab import witness
@@ -14,7 +13,6 @@ from support.witnesslab import witness
 PAGE = ROOT / "docs/how-to/trainers.md"
 
 
-@pytest.mark.timeout(600)
 def test_page_about_trainers(cli: CommandLine) -> None:
     """Ranks train together, and a second job continues on both nodes."""
     (packages,) = Path(witness("trainers", "python")).parents[1].glob("lib/python*/site-packages")

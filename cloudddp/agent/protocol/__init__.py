@@ -13,12 +13,12 @@ Each module holds one topic, so that a step of the agent loads only what it need
 
     codec      JSON <-> dataclass; ProtocolError; several steps over one channel
     frozen     the decorator of the messages
-    machine    probe, poweroff, deadline
+    machine    probe, poweroff
     manifest   the files of a project
     transfer   the frames that bring the project's files
     file_steps receive, pack
     sending    files -> frames
-    phases     JobPhase, Peer, VersionConflict
+    phases     JobPhase, Peer, Done, VersionConflict
     jobs       JobState, Verdict, Failure; jobs, conclude, kill
     start      setup, start
     gang       what the agents of one job tell each other
@@ -39,7 +39,7 @@ from enum import IntEnum
 
 # Increase it when a message or a file of the node's store changes so that an older agent would misread it. An
 # agent replaces the store of another version while no job runs, and refuses to touch it while one does.
-VERSION = 5
+VERSION = 6
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 SETUP_RANK = -2  # the rank number of the log of the setup commands
@@ -56,7 +56,7 @@ STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report i
 
 # Steps that any version may run while a job of another version runs: they change nothing that another version
 # reads. What they report about a store of another version may be incomplete.
-SAFE_STEPS = frozenset(("pack", "new_files", "readings", "deadline"))
+SAFE_STEPS = frozenset(("pack", "new_files", "readings"))
 
 
 class ExitCode(IntEnum):

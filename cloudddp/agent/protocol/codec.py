@@ -176,11 +176,9 @@ def _together(checks: list[Optional[Check]]) -> Check:
     return check
 
 
-def encode(message: Any, *, omit_defaults: bool = False) -> bytes:
-    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive.
-    `omit_defaults`: without fields that have their default values, which `decode` adds; only between agents,
-    which have one version."""
-    return json.dumps(message, default=_without_defaults if omit_defaults else _plain).encode("ascii")
+def encode(message: Any) -> bytes:
+    """Return a message as one line of JSON in ASCII, without the line break. Unpaired surrogates survive."""
+    return json.dumps(message, default=_plain).encode("ascii")
 
 
 def encode_utf8(message: Any) -> bytes:
@@ -197,39 +195,15 @@ def _plain(value: Any) -> Any:
     raise TypeError(f"not a message: {type(value).__name__}")
 
 
-def _without_defaults(value: Any) -> Any:
-    if not is_dataclass(value):
-        return _plain(value)
-    kind: Any = type(value)
-    defaults = _defaults(kind)
-    return {
-        name: one for name, one in value.__dict__.items() if name not in defaults or one != defaults[name]
-    }
-
-
-@cache
-def _defaults(kind: Any) -> dict[str, Any]:
-    return {field.name: field.default for field in fields(kind) if field.default is not MISSING}
-
-
 def decode(data: bytes, kind: type[T], *, limit: int = MAX_REQUEST) -> T:
-    """Return the dataclass of type `kind` that the JSON describes. Unknown keys are ignored. Raises
-    ProtocolError."""
-    found: T = _decode(data, kind, limit)
-    return found
-
-
-def decode_mapping(data: bytes, kind: type[T], *, limit: int = MAX_REQUEST) -> dict[str, T]:
-    """Return what `decode` does for a JSON object whose values are of type `kind`."""
-    found: dict[str, T] = _decode(data, dict[str, kind], limit)  # type: ignore[valid-type]
-    return found
-
-
-def _decode(data: bytes, hint: Any, limit: int) -> Any:
+    """Return the dataclass, or the dict of such, of type `kind` that the JSON describes. Unknown keys are
+    ignored. Raises ProtocolError."""
     if len(data) > limit:
         raise ProtocolError(f"it is {len(data)} bytes long, more than {limit}")
     try:
-        return _converter(hint)(json.loads(data, parse_constant=_refuse))
+        hint: Any = kind
+        found: T = _converter(hint)(json.loads(data, parse_constant=_refuse))
+        return found
     except ProtocolError:
         raise
     except (ValueError, OverflowError, RecursionError) as error:

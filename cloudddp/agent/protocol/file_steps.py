@@ -1,9 +1,8 @@
 """The steps that exchange files, in the frames of transfer.py: `receive`, one node's part of a transfer of
 project files, and `pack`, which sends files of a node to the laptop.
 
-In `pack` the node sends one listing or several, and DONE. The laptop answers with WANTS, or with CLOSE where
-it lacks nothing. Then the files come, what is left out and why, and DONE. While the node reads and has
-nothing to send, it sends ALIVE.
+In `pack` the node sends one listing or several, and DONE. The laptop answers with WANTS. Then the files come,
+what is left out and why, and DONE. While the node reads and has nothing to send, it sends ALIVE.
 """
 
 from __future__ import annotations
@@ -11,15 +10,15 @@ from __future__ import annotations
 from typing import Annotated, Optional
 
 from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
 from cloudddp.agent.protocol.codec import (
     MAX_COUNT,
     MAX_REASON,
-    Count,
-    JobId,
     OptionalJobId,
     OriginId,
     PathText,
     ProjectName,
+    ShortText,
     Size,
     Text,
     at_most,
@@ -27,15 +26,14 @@ from cloudddp.agent.protocol.codec import (
     within,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.manifest import MAX_FILES, WirePath, path_to_wire
-from cloudddp.agent.protocol.phases import MAX_NODES, NodeRank, Peer, Token
+from cloudddp.agent.protocol.manifest import WirePath, path_to_wire
+from cloudddp.agent.protocol.phases import Token
+from cloudddp.agent.protocol.results import NewFilesRequest
 from cloudddp.agent.protocol.transfer import Wants
 
 # The folder of the project for what jobs wrote where a sync writes, and checkpoints that were moved away.
 REPLACED = "replaced-by-sync"
 MAX_KEPT = 20  # names of that which are reported
-# Stages of a node: it waits for the listing, has it, has compared it with what is there, waits for its disk.
-WAITING, LISTED, COMPARED, WRITING = range(4)
 
 
 @frozen
@@ -49,39 +47,33 @@ class Kept:
 
 @frozen
 class ReceiveReply:
-    """How many files were written and deleted; the contents of `kept` ones were there already. `version`: of
-    the project, after this sync."""
+    """`version`: of the project, after this sync."""
 
-    written: Count = 0
-    deleted: Count = 0
-    kept: Count = 0
-    received: Size = 0  # bytes in frames
     version: Size = 0
     replaced: Optional[Kept] = None
 
 
 @frozen
 class ReceiveEvent:
-    """A line of what a node reports meanwhile: the files that it lacks; its stage, what it has received, and
-    what it has hashed or written besides; the files whose beginning on the node was wrong, to send them as a
-    whole; why it needs the files from the laptop; what the user should know; the end."""
+    """A line of what a node reports: what it lacks, and, with `lost`, why another node could not send that;
+    that it has all files, and the port at which others get them (0: none); what the user should know; the
+    end. Without any of these: that it is there, and whether it is `busy`, for example with its disk."""
 
     wants: Optional[Wants] = None
-    stage: Annotated[int, within(WAITING, WRITING)] = WAITING
-    received: Size = 0  # bytes
-    worked: Size = 0  # bytes
-    again: Annotated[tuple[int, ...], at_most(MAX_FILES)] = ()
-    direct: Text = ""
+    lost: Text = ""
+    complete: bool = False
+    port: Annotated[int, within(0, (1 << 16) - 1)] = 0
+    busy: bool = False
     note: Text = ""
     done: Optional[ReceiveReply] = None
 
 
 @frozen
 class ReceiveRequest:
-    """Followed on stdin by frames. The node `first` gets those of the transfer there, and serves the others,
-    `nodes` in all. Any other `node` connects to the first one; SOURCE on its stdin says that the files come
-    from there, too. The node reports ReceiveEvents, one per line, and ends with CLOSE, or when stdin does.
-    `adds`: nothing is deleted, and the files are not recorded as those of a sync.
+    """Followed on stdin by frames: LISTING, to which the node reports what it lacks. Then these files and
+    DONE, or FETCH with the Peer that has them. The node reports ReceiveEvents, one per line, serves other
+    nodes at its `address` ('': none), and ends with CLOSE, or when stdin does. `put_back`: these are
+    results, with these sharded checkpoints: nothing is deleted, and no sync has sent them.
 
     `origin` is the id of the laptop's project, "" for none. Files that another project has sent are compared
     by their contents, not by size and time. `version`: that of the project when it was compared, 0 for any;
@@ -90,13 +82,11 @@ class ReceiveRequest:
 
     project: ProjectName
     secret: Token
-    node: NodeRank
-    first: Peer
-    nodes: Annotated[int, within(1, MAX_NODES)]
+    address: ShortText = ""
     origin: OriginId = ""
     version: Size = 0
     job: OptionalJobId = ""
-    adds: bool = False
+    put_back: Optional[Annotated[tuple[Part, ...], at_most(MAX_PARTS)]] = None
 
     STEP = "receive"
 
@@ -108,28 +98,17 @@ MAX_LEFT_OUT_TEXT = 8 << 20  # bytes of the text of one listing: a file has up t
 
 
 @frozen
-class Selection:
-    """Of the whole project, what jobs wrote: what was not pulled yet, up to `limit` bytes, and what was
-    written since `job` began. `scratch` are paths that are left out; `present` as in
-    results.NewFilesRequest."""
-
-    job: JobId
-    scratch: tuple[str, ...]
-    limit: Size
-    present: tuple[str, ...] = ()
-
-
-@frozen
 class PackRequest:
     """Files and folders of the project, or with `job` of that job's own folder (its logs), by their paths
-    there. stderr names what is missing. With `results_of`, a job, the listing says which files other jobs
+    there. `selection`: of the whole project, what jobs wrote: what was not pulled yet, up to its `limit`, and
+    what was written since its `job` began. With `results_of`, a job, the listings say which files other jobs
     wrote, without those of them that were pulled."""
 
     project: ProjectName
     paths: tuple[PathText, ...]
     job: OptionalJobId = ""
     all: bool = False  # also files behind links that no job wrote
-    selection: Optional[Selection] = None
+    selection: Optional[NewFilesRequest] = None
     results_of: OptionalJobId = ""
 
     STEP = "pack"
@@ -138,7 +117,7 @@ class PackRequest:
 @frozen
 class LeftOut:
     """A path that was not copied, and why, both in wire form. `counts`: a result may be missing because of it
-    (which a pipe is not). Without a name: there are more."""
+    (which a pipe is not). Without a name: there are more. Without a reason: it does not exist."""
 
     name: PathText
     reason: Annotated[str, at_most(4 * MAX_REASON)]

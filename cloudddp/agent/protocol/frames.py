@@ -28,8 +28,8 @@ MAX_TAIL = 1 << 24  # lines
 
 LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
 
-LOG, STATE, HEARTBEAT, END = b"log ", b"state ", b"heartbeat", b"end"
-READING = b"reading "
+LOG, HEARTBEAT, END = b"log ", b"heartbeat", b"end"
+RECORDS: dict[bytes, type[Union[JobState, Reading]]] = {b"state ": JobState, b"reading ": Reading}
 _HEADER = re.compile(rb"log (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
 
 
@@ -86,10 +86,9 @@ Frame = Union[Log, JobState, Reading, Heartbeat, End]
 def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Log):
         return b"log %d %d %d\n" % (frame.rank, frame.offset, len(frame.data)) + frame.data
-    if isinstance(frame, JobState):
-        return STATE + encode_utf8(frame) + b"\n"
-    if isinstance(frame, Reading):
-        return READING + encode_utf8(frame) + b"\n"
+    for head, kind in RECORDS.items():
+        if isinstance(frame, kind):
+            return head + encode_utf8(frame) + b"\n"
     return (HEARTBEAT if isinstance(frame, Heartbeat) else END) + b"\n"
 
 

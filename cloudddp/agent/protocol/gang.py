@@ -15,7 +15,7 @@ from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Ago, Exited, Failure, LastLines, Line, Verdict
 from cloudddp.agent.protocol.phases import MAX_NODES, Peer, Token
 from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, Pace
-from cloudddp.agent.protocol.snapshots import Offer, ProjectPath
+from cloudddp.agent.protocol.sharing import Offer, ProjectPath
 from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 
 MAX_FACT = 300  # characters
@@ -83,8 +83,8 @@ class Kind(Enum):
     STACKS = "stacks"  # where the ranks of a node are
     LEFT = "left"  # of the first node: a stall is left alone, or over
     STRAGGLERS = "stragglers"  # of the first node: a rank is slow, or has caught up
-    SNAPSHOT = "snapshot"  # the newest one of a node
-    COPIED = "copied"  # the node has the newest snapshot of all
+    SNAPSHOT = "snapshot"  # what a node shares before the ranks start
+    COPIED = "copied"  # the node has what it lacked of that
     WROTE = "wrote"  # what the job wrote on a node: the others name it if that node is lost
     STOP = "stop"  # end your ranks: the job was cancelled, or has failed here
     ENDED = "ended"  # no process of the job is left here

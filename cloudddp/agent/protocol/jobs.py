@@ -24,7 +24,7 @@ from cloudddp.agent.protocol.codec import (
 )
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import JobPhase, NodeRank, Rank, Restarts, Token
+from cloudddp.agent.protocol.phases import Done, JobPhase, NodeRank, Rank, Restarts, Token
 from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, TrainingStatus
 
 MAX_LINES = 50  # of the rank that failed first
@@ -117,23 +117,15 @@ class Verdict:
 
 
 @frozen
-class ConcludeReply:
-    """Whether the verdict was recorded. It is not where that of the node itself counts, or where processes of
-    the job run."""
-
-    recorded: bool
-
-
-@frozen
 class ConcludeRequest:
     """Record the verdict of the other nodes on one whose agent ended without a record, or which decided
-    alone."""
+    alone; not where that of the node itself counts, or where processes of the job run."""
 
     job: JobId
     verdict: Verdict
 
     STEP = "conclude"
-    REPLY = ConcludeReply
+    REPLY = Done
 
 
 MAX_LISTING = 8 << 20  # bytes of a list of jobs: 5,000 of 8 ranks
@@ -191,6 +183,9 @@ class StateFile:
     guard_born: str = ""
     resumed_from: str = ""
     boot: str = ""  # of the machine (kernel.boot)
+    reached: dict[str, float] = field(
+        default_factory=dict
+    )  # parts of the start -> when, by the monotonic clock
 
 
 @frozen
@@ -199,10 +194,11 @@ class JobState:
     `stopping` is True while it is being stopped; `cancelled` is when the user first asked for that; `error`
     is why its processes could not be started. `verdict` is that of all nodes, once they have agreed on it.
     `restarts`: how often the whole job was started again. `poweroff`: seconds after the end of the job at
-    which the node powers off; None: it does not. `ends`: when it will, once the job has ended.
-    `resumed_from`: the job that it continues, '' for none. `stragglers`, of all nodes: ranks that are slow,
-    or were. `stall`: the last one that was left alone, None for none. `copied`: what the node has copied to
-    S3; None where it was not asked to, or has not begun. `setup`: it is in its setup, or has ended there: no
+    which the node ends; None: it does not. `grace`: once the job has ended, after so many seconds without a
+    use the node ends because of it; `unused`: for how many it has been unused. `resumed_from`: the job that
+    it continues, '' for none. `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one
+    that was left alone, None for none. `copied`: what the node has copied to S3; None where it was not asked
+    to, or has not begun. `setup`: it is in its setup, or has ended there: no
     rank was started. `rebooted`: when the machine started again, where the job ended because it was
     rebooted."""
 
@@ -223,7 +219,8 @@ class JobState:
     verdict: Optional[Verdict] = None
     restarts: Restarts = 0
     poweroff: Optional[Time] = None
-    ends: Optional[Time] = None
+    grace: Optional[Time] = None
+    unused: Time = 0.0
     resumed_from: OptionalJobId = ""
     stragglers: KnownStragglers = ()
     stall: Optional[LeftStall] = None

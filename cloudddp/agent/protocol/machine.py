@@ -1,5 +1,5 @@
 """A node itself, apart from its jobs: what it reports of itself before one starts (`probe`), and when it
-powers off once none runs (`poweroff`), or at the deadline (`deadline`)."""
+ends once it is unused (`poweroff`)."""
 
 from __future__ import annotations
 
@@ -19,19 +19,17 @@ from cloudddp.agent.protocol.codec import (
     Text,
     Time,
     at_most,
-    check_job_id,
     is_plain,
     within,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.manifest import FOLDER_DIGEST, MAX_FILES, WirePath
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 
 MAX_POWEROFF_WAIT = 1e8  # seconds
+CLIENT_SECONDS = 3600.0  # as in infra/node/cloudddp-idle.sh
 MAX_GPUS = 256
 PoweroffSeconds = Annotated[float, within(0, MAX_POWEROFF_WAIT)]
 GpuCount = Annotated[int, within(0, MAX_GPUS)]
-FolderDigests = Annotated[dict[WirePath, Annotated[str, at_most(FOLDER_DIGEST)]], at_most(MAX_FILES)]
 
 
 class BootStage(Enum):
@@ -45,43 +43,27 @@ class BootStage(Enum):
         return f"cloudddp: {self.value}\n".encode()
 
 
-class Change(Enum):
-    """What is to be done with the plan of a node."""
-
-    PLAN = "plan"  # for a job that is being launched; it replaces the plan of any other one
-    EXTEND = "extend"  # the plan of any job: the node powers off that late, or later
-    CHANGE = "change"  # the plan of that job, and of no other
-
-
 @frozen
 class PowerOffReply:
-    """The node powers off after `job`, in `left` seconds if no job runs on it; None: it does not. `before`:
-    what `left` was before it was changed."""
+    """`job`: after which the node ends by the plan that it has now; '' where it has none."""
 
     job: OptionalJobId = ""
-    left: Optional[PoweroffSeconds] = None
-    before: Optional[PoweroffSeconds] = None
 
 
 @frozen
 class PowerOffRequest:
-    """Let the node power off in `seconds`. `job`: see Change; '' for EXTEND. Nothing is changed where another
-    job runs."""
+    """Let the node end once it has been unused for `seconds`, because of `job`, unless another job runs.
+    `clients`: for how many seconds after the last use by a job clients prolong that."""
 
-    change: Change
+    job: JobId
     seconds: PoweroffSeconds
-    job: str = ""
+    clients: PoweroffSeconds = CLIENT_SECONDS
 
     STEP = "poweroff"
     REPLY = PowerOffReply
 
-    def __post_init__(self) -> None:
-        if self.job or self.change is not Change.EXTEND:
-            check_job_id("job", self.job)
-
 
 MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
-MAX_FOLDERS = 8 << 20  # bytes of a reply that holds the digests of a project's folders
 MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds
 
@@ -93,8 +75,8 @@ def is_interface(name: str) -> bool:
 @frozen
 class ProbeReply:
     """`interface` carries the private address, '' if none does. `free_port` and `agent_port` are free, for
-    the rendezvous and for the agents of a job. `running` are job ids. `folders` are the digests of the
-    project's folders (manifest.py), and None where all are the laptop's or were not requested."""
+    the rendezvous and for the agents of a job. `running` are job ids. `differs`: the project's
+    files have another digest than was given (manifest.py)."""
 
     interface: str
     gpus: GpuCount
@@ -106,12 +88,11 @@ class ProbeReply:
     timer_state: ShortText  # systemd's ActiveState of the deadline timer, '' unless it was asked for
     timer_next: ShortText  # systemd's NextElapseUSecRealtime, '' where none is planned
     running: Annotated[tuple[JobId, ...], at_most(MAX_RUNNING)]
-    folders: Optional[FolderDigests] = None  # by path, in wire form
+    differs: bool = False
     # GPUs that PyTorch can use; None where it was not asked, or `python` has no torch.
     torch_gpus: Optional[GpuCount] = None
     torch_error: Text = ""  # why not more
     efa: Annotated[int, within(0, MAX_EFA)] = 0  # EFA devices; 0 where the request expects none
-    poweroff: Optional[PowerOffReply] = None  # what is planned
     origin: OriginId = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
     version: Size = 0  # of the project's files (project_lock.py); 0 where nothing was compared
     wrote: bool = False  # whether earlier jobs wrote anything in the project, or that is not known in time

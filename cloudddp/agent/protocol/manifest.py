@@ -1,7 +1,7 @@
 """The manifest: the files of a project, on the laptop and on a node.
 
-It maps each path of the project to its Entry. Both sides make it by the same rules, and compare digests
-before they send any of it: one for the project, then one for each folder. File names need not be UTF-8: in
+It maps each path of the project to its Entry. Both sides make it by the same rules, and compare its digest
+before they send any of it. File names need not be UTF-8: in
 memory Python escapes such bytes (os.fsdecode), and on the wire a path has one character for each of its bytes
 (latin-1).
 """
@@ -19,8 +19,6 @@ from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, che
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
-MAX_LISTED = 2 * MAX_FILES  # folders of a listing: those of the laptop, and others that a node has
-FOLDER_DIGEST = 16  # characters
 
 
 class Entry(NamedTuple):
@@ -46,32 +44,9 @@ def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
     return None
 
 
-Folder = dict[str, Entry]  # name in the folder -> entry
-
-
-def nested(manifest: Mapping[str, Entry]) -> dict[str, Folder]:
-    """Return the entries of a manifest by folder, sorted."""
-    folders: dict[str, Folder] = {}
-    for path in sorted(manifest):
-        folder, _, name = path.rpartition("/")
-        files = folders.get(folder)
-        if files is None:
-            files = folders[folder] = {}
-        files[name] = manifest[path]
-    return folders
-
-
-def folder_digests(folders: Mapping[str, Folder]) -> dict[str, str]:
-    """Return a digest for each folder's own files, equal where these are equal."""
-    return {
-        folder: sha256(json.dumps(list(files.items())).encode()).hexdigest()[:FOLDER_DIGEST]
-        for folder, files in folders.items()
-    }
-
-
-def manifest_digest(folders: Mapping[str, str]) -> str:
-    """Return the digest of a manifest from those of its folders."""
-    return sha256(json.dumps(sorted(folders.items())).encode()).hexdigest()
+def manifest_digest(manifest: Mapping[str, Entry]) -> str:
+    """Return the digest of a manifest in wire form."""
+    return sha256(json.dumps(sorted(manifest.items())).encode()).hexdigest()
 
 
 def path_to_wire(path: str) -> str:
@@ -90,41 +65,24 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
     }
 
 
-def check_folder(path: str) -> None:
-    """Raise ProtocolError for what is not the path of a folder of a project in wire form; '' is the project
-    itself."""
+def check_files(files: Mapping[str, Entry]) -> None:
+    """Raise ProtocolError for a path or an entry in wire form that no manifest has, and for too many of
+    them."""
+    check_length("a listing", files, MAX_FILES)
+    check_length("a path", max(files, key=len, default=""), MAX_PATH)
+    if files:
+        _check_parts("/".join(files))  # one by one takes three times as long
+    for entry in files.values():
+        _check_entry(entry)
+
+
+def check_path(_name: str, path: str) -> None:
+    """Raise ProtocolError for what is not a path in a project in wire form."""
     check_length("a path", path, MAX_PATH)
-    if path:
-        _check_parts(path)
+    _check_parts(path)
 
 
-WirePath = Annotated[str, lambda _, path: check_folder(path)]  # of a folder
-
-
-def check_folders(folders: Mapping[str, Mapping[str, Entry]]) -> None:
-    """Raise ProtocolError for a folder, a name or an entry that no manifest has, and for too many of them."""
-    check_length("a listing", folders, MAX_LISTED)
-    count = 0
-    for folder, files in folders.items():
-        check_folder(folder)
-        count += len(files)
-        if count > MAX_FILES:
-            raise ProtocolError("a listing has too many files")
-        _check_names(folder, files)
-        for entry in files.values():
-            _check_entry(entry)
-
-
-def _check_names(folder: str, files: Mapping[str, Entry]) -> None:
-    """Check the names of a folder's files, all of them in one text: one by one takes three times as long."""
-    if not files:
-        return
-    joined = "/".join(files)
-    if joined.count("/") != len(files) - 1:
-        raise ProtocolError("a name has a slash")
-    _check_parts(joined)
-    if len(folder) + 1 + max(map(len, files)) > MAX_PATH:
-        raise ProtocolError("a path is too long")
+WirePath = Annotated[str, check_path]
 
 
 def _check_parts(path: str) -> None:

@@ -39,6 +39,11 @@ class JobPhase(Enum):
         return self not in (JobPhase.SETUP, JobPhase.STARTING, JobPhase.RUNNING)
 
 
+@frozen
+class Done:
+    """The reply of a step that has nothing to report."""
+
+
 MAX_INSTANCE_ID = 64
 
 

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.codec import (
     at_most,
 )
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.phases import MAX_NODES, NodeRank
+from cloudddp.agent.protocol.phases import MAX_NODES, Done, NodeRank
 from cloudddp.agent.protocol.readings import READINGS_FILE
 
 MAX_PLACES = 20  # that a reply names
@@ -109,12 +109,20 @@ class NewFilesReply:
     checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()
     elsewhere: Annotated[dict[NodeRank, _Names], at_most(MAX_NODES)] = field(default_factory=dict)
 
+    @property
+    def outputs(self) -> list[NewFiles]:
+        return [one.outputs for one in self.jobs if one.outputs.files]
+
+    @property
+    def others(self) -> list[NewFiles]:
+        return [one.others for one in self.jobs if one.others.files]
+
 
 @frozen
 class NewFilesRequest:
     """Search for files that were not pulled yet, of one job or ('') of all. `outputs` and `scratch` are paths
     in the project: files below `outputs` are counted apart, files below `scratch` not at all. Without
-    `outputs` those count as outputs that file_steps.Selection takes, with `limit`. A copy that the node got
+    `outputs` those count as outputs that a pull takes, up to `limit` bytes. A copy that the node got
     before ranks started does not count if `present`, instances that answer, has the one that wrote it."""
 
     project: ProjectName
@@ -129,24 +137,14 @@ class NewFilesRequest:
 
 
 @frozen
-class PulledReply:
-    """How many names the node has recorded."""
-
-    recorded: Count
-
-
-@frozen
 class PulledRequest:
     """Remember that the paths `names` were pulled as they were at `time_ns` (of a NewFilesReply), all but
-    what was `left`. `put_back`: they are files that the laptop has sent; `checkpoints` says who wrote
-    sharded ones."""
+    what was `left`."""
 
     project: ProjectName
     names: tuple[str, ...]
     time_ns: Size
     left: Annotated[tuple[LeftFile, ...], at_most(MAX_LEFT)] = ()
-    put_back: bool = False
-    checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()
 
     STEP = "pulled"
-    REPLY = PulledReply
+    REPLY = Done

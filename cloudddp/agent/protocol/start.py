@@ -21,9 +21,9 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.copies import MAX_BUCKET, MAX_KEY, Destination
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Gang, Unreachable
-from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_PID, MAX_RANKS, RankCount
+from cloudddp.agent.protocol.jobs import MAX_GRACE, MAX_RANKS, RankCount
 from cloudddp.agent.protocol.phases import LOG_MB, MAX_NODES, LogMiB, NodeRank, Restarts
-from cloudddp.agent.protocol.snapshots import SnapshotSearch
+from cloudddp.agent.protocol.sharing import SnapshotSearch
 
 MAX_LEFT = 1e8  # seconds until a deadline
 MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
@@ -143,7 +143,6 @@ class StartReply:
     py-spy that was sent there, '' for none. `reached`: how many seconds ago the agent reached the parts of
     the start, by name."""
 
-    pid: Annotated[int, within(1, MAX_PID)]
     unreachable: Optional[Unreachable] = None
     platform: Annotated[str, at_most(MAX_MOMENT)] = ""
     tool: ShortText = ""
@@ -166,7 +165,7 @@ class StartRequest:
 
     `notify`: a URL or a command that gets the events of the job, '' for none; it may be a secret. `save`:
     seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node powers off so many seconds after the end of the job; None: it does not. `keep`:
+    end. `poweroff`: the node ends once unused for so many seconds after the job; None: it does not. `keep`:
     likewise after a stall that ends the nodes, and at least so long where the `results` are not all in S3.
     `results`: where the node copies its results then; None: nowhere. `snapshots`: of which the newest is sent
     to a node that stays if this one is about to end; None: none is. `version`: that of the project's files

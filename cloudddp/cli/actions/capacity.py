@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 
 from cloudddp.aws import instance_types
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cli.views import capacity as view
 from cloudddp.cluster.survey import survey
 from cloudddp.config.command_line import Flag, GlobalOptions
@@ -19,7 +19,7 @@ def capacity(
     console: Console, options: GlobalOptions, *, flags: Sequence[Flag], days: str, as_json: bool
 ) -> None:
     """Print it. Raises CloudDDPError if no region answers, or none offers a type."""
-    session = sessions.start(console, options, flags=flags)
+    session = start_session(console, options, flags=flags)
     spec, clouds = session.settings.cluster, session.clouds()
     instance_types.require_known_types(clouds[0], spec)
     found = survey(clouds, spec, int(days))

@@ -6,15 +6,15 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cloudddp import local_state
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cli.views import costs as views
 from cloudddp.cluster import costs, region_search
 from cloudddp.config.command_line import GlobalOptions
 
 
 def cost(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
-    session = sessions.start(console, options, tolerant_verb="cost")
+    session = start_session(console, options, tolerant_verb="cost")
     clouds = session.listed_in(all_regions=False)
     asked = region_search.ask(clouds)
     if asked.failed:

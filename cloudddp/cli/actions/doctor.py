@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cluster.doctor import Check, ChecksFailed, examine
 from cloudddp.cluster.up import check_settings
 from cloudddp.config.command_line import Flag, GlobalOptions
@@ -26,16 +25,16 @@ def doctor(
     yes: bool,
 ) -> None:
     if not trial:
-        _check(sessions.start(console, options, flags=flags), as_json=as_json)
+        check(start_session(console, options, flags=flags), as_json=as_json)
         return
     from cloudddp.cli.actions.trial import Trial  # 30 ms: it imports what up, exec and down need
 
     if as_json:
         raise UsageError("--trial writes a report of its own", hint="leave out --json")
-    Trial(console, options, flags).run(lambda session: _check(session, as_json=False), yes=yes)
+    Trial(console, options, flags, check).run(yes=yes)
 
 
-def _check(session: Session, *, as_json: bool) -> list[Check]:
+def check(session: Session, *, as_json: bool = False) -> list[Check]:
     """Print the checks, and return them. Raises ChecksFailed if one fails, unless `up` would work in another
     region."""
     console = session.console
@@ -45,13 +44,13 @@ def _check(session: Session, *, as_json: bool) -> list[Check]:
     width = len(_LONGEST) + max((len(f"{aws.region}: ") for aws in clouds if len(clouds) > 1), default=0)
     if len(spec.candidates) > 1:
         width += max(len(f"{one.label}: ") for one in spec.candidates)
-    for check in examine(clouds, spec):
-        checks.append(check)
+    for one in examine(clouds, spec):
+        checks.append(one)
         if not as_json:
-            console.print_text(_shown(console, check, width))
+            console.print_text(_shown(console, one, width))
     if as_json:
-        console.print_json([_record(console, check) for check in checks])
-    failed = [check.name for check in checks if check.status == "fail"]
+        console.print_json([_record(console, one) for one in checks])
+    failed = [one.name for one in checks if one.status == "fail"]
     if failed and not _a_place_passes(checks):
         raise ChecksFailed(f"{counted(len(failed), 'check')} failed: {', '.join(failed)}", checks)
     return checks

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 
 from cloudddp import local_state
 from cloudddp.aws import removal
 from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, is_elsewhere, start_session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import name_lock, region_search
@@ -29,7 +27,7 @@ from cloudddp.operations.unsaved_work import unsaved_work
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone, tolerant_verb="down")
+    session = start_session(console, options, anyone=anyone, tolerant_verb="down")
     name, aws = session.settings.cluster.name, session.aws(finishing=True)
     here = region_search.ask([aws])
     refused = next(iter(here.failed.values()), None)
@@ -38,7 +36,8 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
     live = here.own(name, anyone=anyone)
     # Another one of the same name may run in another region if this computer did not create the one that is
     # here, or if the configuration is broken.
-    unsure = session.broken or not _created_here(live)
+    known = {one.id for one in local_state.known_clusters()}
+    unsure = session.broken or any(one.id not in known for clusters in live.values() for one in clusters)
     everywhere = not live or (unsure and not options.region)
     beyond = session.look_beyond(aws) if everywhere else Search()
     if refused is not None and not beyond.answers:
@@ -56,7 +55,9 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
         for place in dict.fromkeys([*live, *billed, *here.answers])
     }
     nothing = all(report.nothing for report in reports.values())
-    _report(console, session, reports, [] if not live or beyond.answers else _created_elsewhere(aws, name))
+    # In which this computer has created a cluster of that name that is not known to be gone.
+    recorded = region_search.recorded(aws, name) if live and not beyond.answers else []
+    _report(console, session, reports, [region for region in recorded if region != aws.region])
     if nothing and here.answers:
         _release_name(console, aws, name, session.ownership(aws))
     asked = here.merged(beyond)
@@ -65,7 +66,7 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
     for line in lifecycle.others(region_search.others(aws, asked, name)):
         console.log(line)
     if elsewhere:
-        raise sessions.is_elsewhere(name, aws, elsewhere, "down")
+        raise is_elsewhere(name, aws, elsewhere, "down")
     if asked.failed:
         _report_unanswered(console, session, name, asked, found=bool(live))
     if nothing:
@@ -134,24 +135,12 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
     )
 
 
-def _created_here(live: Mapping[AWS, Sequence[Cluster]]) -> bool:
-    recorded = {one.id for one in local_state.known_clusters()}
-    return all(cluster.id in recorded for clusters in live.values() for cluster in clusters)
-
-
-def _created_elsewhere(aws: AWS, name: str) -> list[str]:
-    """Return the other regions in which this computer has created a cluster of that name that is not known to
-    be gone."""
-    return [region for region in region_search.recorded(aws, name) if region != aws.region]
-
-
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
     """Return the error of a teardown for which AWS answered nowhere, with what this computer knows about the
     cluster, in any region."""
-    now = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     lines = []
-    for record in local_state.known_clusters():
-        if (record.name, record.endpoint) == (name, aws.endpoint) and record.expires > now:
+    for record in local_state.live_clusters():
+        if (record.name, record.endpoint) == (name, aws.endpoint):
             ids: Iterable[str] = ()
             with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
                 ids = local_state.ClusterFolder(record.id).created_instances()

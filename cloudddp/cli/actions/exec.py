@@ -14,8 +14,8 @@ from functools import partial
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.formats import table
@@ -32,7 +32,7 @@ _END_SECONDS = 20.0  # for a command to end after Ctrl-C
 def exec_(
     console: Console, options: GlobalOptions, *, anyone: bool, node: Collection[int], command: Sequence[str]
 ) -> int:
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     text = command[0] if len(command) == 1 else shlex.join(command)
     with connected(session, partly=bool(node), needed=node or None) as (cluster, runner):
         for rank in node:

@@ -10,9 +10,8 @@ from typing import Any
 
 import msgspec
 
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
 from cloudddp.config.value_checks import RESERVED_ENVIRONMENT
 from cloudddp.errors import UsageError
@@ -29,9 +28,6 @@ def slurm(
     *,
     flags: Sequence[Flag],
     module: bool,
-    nproc_per_node: str | None,
-    save_minutes: str | None,
-    rendezvous: str | None,
     output: str | None,
     variables: Sequence[str],
     env_files: Sequence[str],
@@ -42,17 +38,8 @@ def slurm(
     """`of_cluster`: the fields of SlurmOptions, which the options of the verb are named after."""
     required = _required(variables)
     assigned = [one for one in variables if "=" in one]
-    given = {"nproc_per_node": nproc_per_node, "save_minutes": save_minutes, "rendezvous": rendezvous}
-    flags = [
-        *flags,
-        *(
-            Flag(f"--{key.replace('_', '-')}", "job", key, value)
-            for key, value in given.items()
-            if value is not None
-        ),
-        *variable_flags(assigned, env_files, os.environ),
-    ]
-    session = sessions.start(console, options, flags=flags, dry_run=True)
+    flags = [*flags, *variable_flags(assigned, env_files, os.environ)]
+    session = start_session(console, options, flags=flags, dry_run=True)
     chosen = renderer.SlurmOptions(**of_cluster, required=required)
     config = session.settings
     env = {name: value for name, value in config.job.env.items() if name not in required}

@@ -8,9 +8,8 @@ from datetime import UTC, datetime
 
 from cloudddp import signals
 from cloudddp.aws import reservations
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views.clusters import amount
 from cloudddp.cluster import extend as extending
 from cloudddp.cluster.extend import LONGEST, Limits
@@ -42,7 +41,7 @@ def extend(
             hint="--hours H (more), --until TIME, or --max-cost USD (of the whole cluster)",
         )
     time = None if until is None else parse_until(until, datetime.now())
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     with connected(session, partly=True, needed=()) as (cluster, runner):
         before = extending.timers(runner).values
         limits = _limits(session, cluster, before.values())

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import enum
 import sys
 from collections.abc import Callable, Collection
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn, ParamSpec
+from typing import NoReturn
 
 import click
 
@@ -16,155 +16,137 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
 from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.agent.protocol.progress import TrainingStatus
-from cloudddp.aws.client import AWS
 from cloudddp.cli.console import Console, Progress
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import AWSError, Message, inert, q
+from cloudddp.config.spec import Config
+from cloudddp.errors import EXIT_LEFTOVERS, AWSError, Message, inert, q
 from cloudddp.formats import counted, duration
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
-from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.events import Silence
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.job_request import NewJob
 from cloudddp.job.project_scan import import_advice, listing_of
 from cloudddp.operations import deadlines
-from cloudddp.operations.results import ended_nodes_query, only_elsewhere
+from cloudddp.operations.results import ended_reports, only_elsewhere, report_new
+from cloudddp.operations.start_job import Detached, Display, JobStopped
 from cloudddp.text import node_list, with_colours, without_colours
-
-P = ParamSpec("P")
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow")
 
 
-class JobStopped(Exception):
-    """A job was stopped because of an interrupt. `cancel_again`: it may still run on some node."""
+@dataclass(frozen=True)
+class JobDisplay(Display):
+    """Shows jobs on the console. `suggest`: report what can be pulled; not where the command goes on by
+    itself."""
 
-    def __init__(self, job_id: str, outcome: str, *, cancel_again: bool = False) -> None:
-        super().__init__(outcome)
-        self.job_id = job_id
-        self.outcome = outcome
-        self.cancel_again = cancel_again
+    session: Session
+    suggest: bool = True
 
+    @timings.span("job")
+    def follow(
+        self,
+        runner: Runner,
+        cluster: Cluster,
+        job_id: str,
+        nodes: Collection[int],
+        *,
+        mine: bool = False,
+        timeout: float | None = None,
+    ) -> JobResult:
+        """For a job of this command (`mine`), Ctrl-C asks on a terminal whether to cancel the job on every
+        node, to leave it, or to keep watching; elsewhere it cancels the job."""
+        session, console = self.session, self.session.console
+        waiting, printed = console.progress(), line_printer(console)
+        waiting(f"waiting for the first output of job {job_id}")
 
-class Detached(Exception):
-    """The user has left a job that keeps running."""
-
-    def __init__(self, job_id: str) -> None:
-        super().__init__(f"job {job_id} keeps running")
-        self.job_id = job_id
-
-
-class Answer(enum.Enum):
-    """What to do after Ctrl-C. The values are what the user types."""
-
-    CANCEL = "y"
-    WATCH = "n"
-    DETACH = "d"
-    ENDED = ""  # the job has, or contact was lost, before an answer
-
-
-@timings.span("job")
-def foreground(session: Session, runner: Runner, cluster: Cluster, job_id: str) -> JobResult:
-    """Show the job's logs until it ends; return how it ended. Raises JobStopped and Detached.
-
-    Ctrl-C asks on a terminal whether to cancel the job on every node, to leave it, or to keep watching;
-    elsewhere it cancels the job. Call it inside `launch.stopped_if_interrupted`.
-    """
-    console, grace = session.console, session.settings.job.stop_grace
-    waiting = console.progress()
-    waiting(f"waiting for the first output of job {job_id}")
-    follower = JobFollower(
-        runner,
-        job_id,
-        cluster.nodes,
-        Policy(),
-        on_line=_after(waiting.stop, line_printer(console)),
-        on_quiet=_after(waiting.stop, quiet_reporter(console)),
-        on_silence=_after(waiting.stop, silence_reporter(console, job_id)),
-        bars=True,
-        ended_instances=ended_nodes_query(session.aws, cluster),
-    )
-    cancel_now = partial(_cancel_now, console, runner, job_id, grace)
-    with closing(follower), deadlines.warnings(console, cluster, session.settings):
-        try:
-            return _followed(follower, console, job_id, waiting, cancel_now)
-        finally:
+        def show(node: int, rank: int, line: str) -> None:
+            timings.mark("first line")
             waiting.stop()
+            printed(node, rank, line)
+
+        follower = JobFollower(
+            runner,
+            job_id,
+            nodes,
+            on_line=show,
+            on_quiet=partial(report_quiet, console),
+            on_silence=partial(report_silence, console, job_id),
+            bars=True,
+            ended_instances=partial(ended_reports, session, cluster),
+        )
+        with closing(follower), deadlines.warnings(console, cluster, session.settings):
+            try:
+                if not mine:
+                    return follower.run(timeout)
+                return self._follow_own(follower, runner, job_id, waiting)
+            finally:
+                waiting.stop()
+
+    def _follow_own(self, follower: JobFollower, runner: Runner, job_id: str, waiting: Progress) -> JobResult:
+        console = self.session.console
+        while True:
+            try:
+                return follower.run()
+            except KeyboardInterrupt as interrupt:
+                waiting.stop()
+                match _answer(console, interrupt, follower.has_ended):
+                    case "y":
+                        self._cancel(runner, job_id)
+                    case "d":
+                        raise Detached(job_id) from None
+                    case "n":
+                        console.log(f"still following job {job_id}")
+                    case _:
+                        console.log("\nno answer is needed any more")
+            except Exception:
+                console.suggest(
+                    f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
+                    f"{q(job_id)}`"
+                )
+                raise
+
+    def _cancel(self, runner: Runner, job_id: str) -> NoReturn:
+        console, grace = self.session.console, self.session.settings.job.stop_grace
+        console.log(f"cancelling job {job_id} on every node")
+        with signals.protected(lambda: console.log("still cancelling; this takes a moment")):
+            done = cancel.cancel(runner, job_id, grace=grace)
+        stopped = f" ({done.training.stopped})" if done.training and done.training.stopped else ""
+        raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
+
+    def report(self, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
+        session = self.session
+        report_end(session, runner, cluster, finished)
+        if self.suggest:
+            deadlines.report_copies(session.console, session.settings, finished.job)
+        if self.suggest and finished.leaving is None:
+            report_new(session.console, runner, session.settings, finished)
+        super().report(runner, cluster, finished)
 
 
-def _after(first: Callable[[], None], then: Callable[P, None]) -> Callable[P, None]:
-    """Return a function that calls both: a spinner must end before other output."""
-
-    def both(*args: P.args, **kwargs: P.kwargs) -> None:
-        timings.mark("first line")
-        first()
-        then(*args, **kwargs)
-
-    return both
-
-
-def _followed(
-    follower: JobFollower,
-    console: Console,
-    job_id: str,
-    waiting: Progress,
-    cancel_now: Callable[[], NoReturn],
-) -> JobResult:
-    while True:
-        try:
-            return follower.run()
-        except KeyboardInterrupt as interrupt:
-            waiting.stop()
-            match _answer(console, interrupt, follower.has_ended):
-                case Answer.CANCEL:
-                    cancel_now()
-                case Answer.DETACH:
-                    raise Detached(job_id) from None
-                case Answer.WATCH:
-                    console.log(f"still following job {job_id}")
-                case Answer.ENDED:
-                    console.log("\nno answer is needed any more")
-        except Exception:
-            console.suggest(
-                f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
-                f"{q(job_id)}`"
-            )
-            raise
-
-
-def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[[], bool]) -> Answer:
+def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[[], bool]) -> str:
+    """Return what to do after Ctrl-C: y, n or d as in the question; '' where the job has ended, or contact
+    was lost, before an answer."""
     if isinstance(interrupt, signals.HungUp):
         raise interrupt  # the terminal is closed; the job continues
     if isinstance(interrupt, signals.Terminated) or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return Answer.CANCEL
+        return "y"
     signals.arm()  # a second Ctrl-C is an answer, too
     try:
-        answer = console.choose(
-            "\nCancel the job on every node? y: cancel, n: keep watching, d: detach, the job keeps running",
-            [one.value for one in Answer if one is not Answer.ENDED],
-            has_ended,
-        )
-        return Answer(answer)
+        question = "y: cancel, n: keep watching, d: detach, the job keeps running"
+        return console.choose(f"\nCancel the job on every node? {question}", "ynd", has_ended)
     except signals.HungUp:
         raise
     except KeyboardInterrupt:
-        return Answer.CANCEL
+        return "y"
     except (click.Abort, OSError):  # the end of the input
         if not sys.stdin.isatty():
             raise signals.HungUp from None  # the terminal was closed at the question
-        return Answer.CANCEL
-
-
-def _cancel_now(console: Console, runner: Runner, job_id: str, grace: float) -> NoReturn:
-    console.log(f"cancelling job {job_id} on every node")
-    with signals.protected(lambda: console.log("still cancelling; this takes a moment")):
-        done = cancel.cancel(runner, job_id, grace=grace)
-    stopped = f" ({done.training.stopped})" if done.training and done.training.stopped else ""
-    raise JobStopped(job_id, f"job {job_id} cancelled{f', {done.text}' if done.text else ''}{stopped}")
+        return "y"
 
 
 def line_printer(
@@ -199,37 +181,38 @@ def is_note(line: str) -> bool:
     return line.startswith(NOTE) and not line.startswith(RESTART_NOTE)
 
 
-def quiet_reporter(console: Console) -> Callable[[int, bool], None]:
-    def report(node: int, quiet: bool) -> None:
-        console.log(
-            f"node {node} is not responding; retrying" if quiet else f"node {node} is responding again"
-        )
-
-    return report
+def report_quiet(console: Console, node: int, quiet: bool) -> None:
+    console.log(f"node {node} is not responding; retrying" if quiet else f"node {node} is responding again")
 
 
-def silence_reporter(console: Console, job_id: str) -> Callable[[Silence], None]:
-    """Return a function that reports that no rank has written anything, with the verb that shows what each
-    one does."""
-
-    def report(silent: Silence) -> None:
-        step = f" ({silent.progress})" if silent.progress else ""
-        last = (
-            " since the job was started"
-            if silent.rank is None
-            else f"; rank {silent.rank} was the last{step}"
-        )
-        exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
-        console.suggest(
-            f"no output from any rank for {_length(silent.seconds)}{last}{exited}. `cloudddp stacks "
-            f"{q(job_id)}` shows where each rank is"
-        )
-
-    return report
+def report_silence(console: Console, job_id: str, silent: Silence) -> None:
+    """Report that no rank has written anything, with the verb that shows what each one does."""
+    step = f" ({silent.progress})" if silent.progress else ""
+    last = f"; rank {silent.rank} was the last{step}"
+    if silent.rank is None:
+        last = " since the job was started"
+    seconds = silent.seconds
+    length = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+    exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
+    console.suggest(
+        f"no output from any rank for {length}{last}{exited}. `cloudddp stacks {q(job_id)}` shows where each "
+        "rank is"
+    )
 
 
-def _length(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
+def report_detached(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
+    """Print the id of a job that was started, and report what to type next and what happens to its nodes."""
+    console.print(job.id)
+    console.suggest(f"next: `cloudddp logs -f {q(job.id)}`   (`cloudddp cancel {q(job.id)}` ends it)")
+    deadlines.report_leaving(console, cluster, settings, job)
+
+
+def report_left(console: Console, left: Detached) -> int:
+    """Report what to type about a job that the user has left; return the exit code."""
+    console.suggest(
+        f"{left}: `cloudddp logs -f {q(left.job_id)}` follows it, `cloudddp cancel {q(left.job_id)}` ends it"
+    )
+    return EXIT_LEFTOVERS
 
 
 def report_end(session: Session, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
@@ -252,7 +235,7 @@ def report_end(session: Session, runner: Runner, cluster: Cluster, finished: Job
         )
         if why:
             console.log(why)
-    ended = _report_ended(console, session.aws, cluster, finished.doubtful)
+    ended = _report_ended(session, cluster, finished.doubtful)
     deadlines.report_if_passed(console, cluster, session.settings, finished.job, ended)
     if finished.rebooted:
         console.log(after_reboot(finished.job, finished.rebooted))
@@ -302,14 +285,13 @@ def report_stopped(console: Console, training: TrainingStatus | None) -> None:
         console.log(f"the training {training.stopped}")
 
 
-def _report_ended(
-    console: Console, connect: Callable[[], AWS], cluster: Cluster, lost: Collection[int]
-) -> frozenset[int]:
+def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> frozenset[int]:
     """Report what AWS reports about the nodes that were lost; return those whose instances have ended."""
     if not lost:
         return frozenset()
+    console = session.console
     try:
-        aws = connect()
+        aws = session.aws()
         found = lookup.ended_nodes(aws, cluster, lost, stopped=True)
     except AWSError as error:
         console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")

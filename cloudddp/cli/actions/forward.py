@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.command_line import GlobalOptions
@@ -32,7 +32,7 @@ def forward(
     console: Console, options: GlobalOptions, *, anyone: bool, node: int, ports: Sequence[str]
 ) -> None:
     forwards = [_listening(one) for one in ports]  # first: the session may enter the simulator's network
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     with connected(session, only=node) as (_, runner), _until_interrupted(console):
         connection = _serve(console, forwards, runner, node)
         for one in forwards:
@@ -93,7 +93,7 @@ def tensorboard(
     console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, browse: bool
 ) -> None:
     one = Forward()
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     job = session.settings.job
     with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
         record = status.find_job(runner, job_id)

@@ -6,19 +6,18 @@ import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import rehearsal, watch
-from cloudddp.cli.actions.follow import Detached, JobStopped
-from cloudddp.cli.actions.start_job import start_and_follow
+from cloudddp.cli.actions import rehearsal
+from cloudddp.cli.actions.follow import JobDisplay, report_detached, report_left
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
-from cloudddp.errors import EXIT_LEFTOVERS, Interrupted, Message, UsageError, q
+from cloudddp.errors import Message, UsageError, q
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob, Script
 from cloudddp.operations import deadlines, process_nodes
+from cloudddp.operations.continuation import go_on
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.start_job import checked_script, report_results_here
+from cloudddp.operations.start_job import Detached, checked_script, report_results_here, start_and_follow
 
 WATCHDOG = "Watchdog caught collective operation timeout"  # of PyTorch: some rank did not join a collective
 
@@ -45,7 +44,7 @@ def launch(
             hint="`cloudddp run` removes its cluster, too, and pulls results first",
         )
     flags = [*flags, *variable_flags(variables, env_files, os.environ)]
-    session = sessions.start(
+    session = start_session(
         console,
         options,
         flags=flags,
@@ -73,17 +72,8 @@ def launch(
     job = NewJob(wanted, keep if ends else None, keep=keep)
     try:
         finished = _launch(session, job, detach=detach)
-    except JobStopped as stopped:
-        hint = Message("`cloudddp down` stops the bill")
-        if stopped.cancel_again:
-            hint = Message(f"`cloudddp cancel {q(job.id)}`, and again if necessary")
-        raise Interrupted(f"{stopped.outcome}; the cluster is still up", hint=hint) from None
-    except Detached:
-        console.suggest(
-            f"job {job.id} keeps running: `cloudddp logs -f {q(job.id)}` follows it, "
-            f"`cloudddp cancel {q(job.id)}` ends it"
-        )
-        return EXIT_LEFTOVERS
+    except Detached as left:
+        return report_left(console, left)
     if finished is None:
         return 0
     _report_next(console, finished)
@@ -120,11 +110,12 @@ def _launch(session: Session, job: NewJob, *, detach: bool) -> JobResult | None:
         try:
             cluster, runner = connection.enter_context(connected(session, whole=True))
         except (Exception, KeyboardInterrupt):
-            deadlines.report_not_started(session.console, None, job, None)
+            deadlines.report_not_started(session.console, None, job)
             raise
         report_results_here(session, Message("`cloudddp sync --results` first"), cluster)
-        finished = start_and_follow(session, runner, cluster, job, detach=detach)
-    retries = session.settings.job.retries
-    if finished is None or not retries:
-        return finished
-    return watch.keep_resuming(session, cluster, finished, retries)
+        display = JobDisplay(session)
+        finished = start_and_follow(session, runner, cluster, job, None if detach else display)
+        if finished is None:
+            report_detached(session.console, cluster, session.settings, job)
+            return None
+    return go_on(session, cluster, job.id, finished, display).ended

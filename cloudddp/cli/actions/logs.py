@@ -9,36 +9,29 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
-from cloudddp.cli import session as sessions
-from cloudddp.cli.actions.follow import (
-    is_note,
-    line_printer,
-    quiet_reporter,
-    report_end,
-    silence_reporter,
-)
+from cloudddp.cli.actions.follow import is_note, line_printer, report_end, report_quiet, report_silence
 from cloudddp.cli.console import Console, write_raw
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import seconds_of
 from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.job import status
-from cloudddp.job.follow.decide import Policy
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.stream import LogSelection
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import ended_nodes_query
+from cloudddp.operations.results import ended_reports
 from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank
@@ -97,7 +90,7 @@ def logs(
         pattern=_pattern(grep),
     )
     _check_options(wanted, follow=follow, as_json=as_json, raw=raw)
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find_job(runner, job_id)
         _check_nodes(wanted.nodes, record)
@@ -153,12 +146,12 @@ def _read(
         runner,
         record.id,
         record.nodes if follow or not wanted.nodes else wanted.nodes,
-        Policy(wait=follow),
+        wait=follow,
         on_line=show,
-        on_quiet=quiet_reporter(console),
-        on_silence=silence_reporter(console, record.id),
+        on_quiet=partial(report_quiet, console),
+        on_silence=partial(report_silence, console, record.id),
         bars=bars,
-        ended_instances=ended_nodes_query(session.aws, cluster),
+        ended_instances=partial(ended_reports, session, cluster),
         selection=wanted.selection(follow=follow, launcher=console.options.verbose),
     )
     warnings = deadlines.warnings(console, cluster if follow else None, session.settings)
@@ -250,13 +243,12 @@ def _after_setup(
     job, seen = record, time.monotonic()
     while True:
         passed: Counter[int] = Counter()
-        fresh = _skipping(show, shown, passed)
-        last = _LastLines(wanted, _setup_only(fresh), follow=True)
+        last = _LastLines(wanted, _skipping(show, shown, passed, ranks=False), follow=True)
         follower = JobFollower(
             runner,
             job.id,
             job.nodes,
-            Policy(wait=False),
+            wait=False,
             on_line=last.add,
             selection=LogSelection(setup=True),
         )
@@ -264,31 +256,24 @@ def _after_setup(
             follower.run()
         shown = shown | passed
         if job.status != "setup" or time.monotonic() - seen > _START_SECONDS:
-            return job, _skipping(show, shown, Counter())
+            return job, _skipping(show, shown, Counter(), ranks=True)
         time.sleep(_AGAIN)
         found = [one for one in status.list_jobs(runner) if one.id == record.id]
         if found:  # between its setup and its start the nodes do not list it
             job, seen = found[0], time.monotonic()
 
 
-def _setup_only(show: Printer) -> Printer:
-    def shown(node: int, rank: int, line: str) -> None:
-        if rank == SETUP_RANK:
-            show(node, rank, line)
-
-    return shown
-
-
-def _skipping(show: Printer, shown: Counter[int], passed: Counter[int]) -> Printer:
+def _skipping(show: Printer, shown: Counter[int], passed: Counter[int], *, ranks: bool) -> Printer:
     """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that
-    pass."""
+    pass; without `ranks`, also the lines of ranks."""
 
     def once(node: int, rank: int, line: str) -> None:
         if rank == SETUP_RANK:
             passed[node] += 1
-            if passed[node] <= shown[node]:
-                return
-        show(node, rank, line)
+            if passed[node] > shown[node]:
+                show(node, rank, line)
+        elif ranks:
+            show(node, rank, line)
 
     return once
 

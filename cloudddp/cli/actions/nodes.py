@@ -6,8 +6,8 @@ import os
 import shutil
 from collections.abc import Sequence
 
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cluster import connect, ssh_hosts
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, UsageError, q
@@ -19,7 +19,7 @@ _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
 
 def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequence[str]) -> None:
     given, node, command = _ssh_words(words)
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     cluster, spec = session.cluster(), session.settings.cluster
     cluster.require_node(node)
     program = shutil.which("ssh")

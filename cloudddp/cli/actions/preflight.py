@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import q
 from cloudddp.formats import counted, table
@@ -21,7 +21,7 @@ SHOWN = 28  # pairs: those of eight nodes
 def preflight(
     console: Console, options: GlobalOptions, *, anyone: bool, bandwidth: bool, as_json: bool
 ) -> int:
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     with connected(session, whole=True) as (cluster, runner), console.progress() as progress:
         found = checks.run(runner, cluster, session.settings, bandwidth=bandwidth, progress=progress)
     slow = checks.slow_nodes(found)

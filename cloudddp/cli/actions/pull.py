@@ -7,10 +7,9 @@ from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
@@ -18,27 +17,21 @@ from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.files import resolved
 from cloudddp.formats import toml
-from cloudddp.job import launch_record, project_files, status
-from cloudddp.job.results import checkpoints, new_files
+from cloudddp.job import project_files, status
+from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.results.pull import Pull, Pulled
-from cloudddp.job.results.receive import Progress
 from cloudddp.job.status import JobRecord
-from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import termination
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.report import write_report
 from cloudddp.operations.results import (
     PROJECT_ROOT,
+    JobResults,
     PullRequest,
     collect_logs,
-    collect_others,
-    merge_checkpoints,
-    pull_from,
+    names_to_pull,
     raise_incomplete,
     raise_left_out,
     report_held,
-    resumed,
 )
 from cloudddp.text import one_line
 
@@ -56,9 +49,9 @@ def pull(
 ) -> None:
     if job_id is None and len(paths) == 1 and has_job_id_format(paths[0]):
         (job_id,), paths = paths, ()  # as other verbs take it
-    session = sessions.start(console, options, anyone=anyone, tolerant_verb="pull")
+    session = start_session(console, options, anyone=anyone, tolerant_verb="pull")
     wanted = PullRequest(paths, node, all_nodes, to)
-    pulling.check_names(paths)
+    safe_names.requested(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
     if to is not None and not (paths or session.settings.job.outputs or all_nodes):
         _check_whole(to, session.root)
@@ -94,58 +87,31 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         first = _first_node(cluster, runner, record, wanted)
         base = wanted.folder(session.root, record.id)
         targets = wanted.targets(runner.nodes, first, base)
-        names = paths or job.outputs or (PROJECT_ROOT,)
-        selection = None if paths else new_files.selection_of(runner, job, record.id)
-        is_split = not paths and wanted.to is None
-        jobs = launch_record.jobs_of(ClusterFolder(cluster.id), session.root) if is_split else []
+        names = paths or names_to_pull(job)
         replies = new_files.find_all(runner, job).values
-        have = checkpoints.on(targets, replies)
-
-        def pull_one(source: int, progress: Progress) -> Pulled:
-            once = Pull(
-                runner,
-                names,
-                node=source,
-                to=targets[source],
-                everything=bool(paths),
-                selection=selection,
-                results_of=record.id if is_split else "",
-                places={one: base.parent / one / targets[source].relative_to(base) for one in jobs},
-                known=have,
-                progress=progress,
-            )
-            pulled = resumed(runner, source, once.run)
-            if pulled.found and source in replies:
-                new_files.mark_pulled(runner, source, names, replies[source].time_ns, pulled)
-            return pulled
-
+        splits = not paths and wanted.to is None
+        results = JobResults(session, runner, cluster, record.id, base, targets, replies, splits)
         try:
-            outcome = pull_from(console, runner, targets, pull_one)
+            results.pull(dict.fromkeys(targets, names), everything=bool(paths))
         except KeyboardInterrupt:
             console.log("what has arrived is kept; repeat the command to continue")
             raise
-        for source, pulled in sorted(outcome.values.items()):
+        for source, pulled in sorted(results.outcome.values.items()):
             report_pulled(console, source, pulled, targets[source])
-        now = new_files.find_all(runner, job).values if have.parts else {}
-        after = checkpoints.on(targets, now)
-        incomplete = merge_checkpoints(console, base, targets, have, after, outcome.values)
-        if outcome.values and not paths:
+        incomplete = results.merge(new_files.find_all(runner, job).values if results.known.parts else {})
+        if results.outcome.values and not paths:
             collect_logs(console, runner, record.id, base)
-            write_report(console, record.id, base)
-            if is_split:
-                collect_others(
-                    session, runner, cluster, record.id, targets, base, have, after, outcome.values
-                )
-        for source, error in sorted(outcome.errors.items())[1:]:
+            results.split_by_job()
+        for source, error in sorted(results.outcome.errors.items())[1:]:
             console.warn(f"node {source}: its results were not pulled: {one_line(str(error), 500)}")
-        outcome.all()
-        if not any(pulled.found for pulled in outcome.values.values()):
+        results.outcome.all()
+        if all(pulled.is_empty for pulled in results.outcome.values.values()):
             report_held(console, replies, session.settings)
             raise _nothing_to_pull(names, job.outputs, running=None if record.status.ended else record.id)
         if not paths:
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
-        raise_left_out(outcome.values)
+        raise_left_out(results.outcome.values)
         raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")

@@ -12,7 +12,7 @@ from cloudddp.errors import CloudDDPError, q
 from cloudddp.formats import counted, from_here
 from cloudddp.job.launch_record import LaunchRecord, s3_place_of
 from cloudddp.job.results import s3_pull
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.placing import Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
 from cloudddp.job.results.safe_names import LOGS
 from cloudddp.operations.report import write_report
@@ -64,7 +64,7 @@ def pull_from_s3(
             files += pulled.files
     if files and not wanted.paths:
         write_report(console, record.job, base)
-    if not files:
+    if not files and all(one.is_empty for one in outputs.values()):
         raise CloudDDPError(
             f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
             f"{first} in {place.url}",

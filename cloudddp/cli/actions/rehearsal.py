@@ -8,6 +8,7 @@ makes them is.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import shlex
@@ -25,8 +26,9 @@ from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.manifest import FILE
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
-from cloudddp.agent.protocol.transfer import DONE, Wants
+from cloudddp.agent.protocol.transfer import Frames, Wants, read_listing
 from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
@@ -42,7 +44,6 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.job import launch as starting
 from cloudddp.job import ranks
 from cloudddp.job.job_request import NewJob, Script
-from cloudddp.job.poweroff import Hold
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
 from cloudddp.ssh.target import generate_key
@@ -69,6 +70,10 @@ class Nodes:
     print: Print | None = None  # what it replaces
     host_keys: dict[int, str] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, cluster: Cluster, info: TypeInfo, shown: Print | None, hidden: Collection[str] = ()) -> Nodes:
+        return cls(cluster, info.gpus, info.vcpus, info.max_efa, hidden, shown)
+
     @property
     def nodes(self) -> tuple[int, ...]:
         return tuple(self.cluster.nodes)
@@ -94,22 +99,21 @@ class Nodes:
     def _receive(
         self, node: int, command: str, stdin: Iterator[bytes], report: Callable[[bytes], None]
     ) -> Result:
-        """Take the files as the first node does; the others get them from it."""
-        request = decode(next(stdin), ReceiveRequest)
-        size, first = 0, request.first
-        if request.node == first.node:
-            report(encode(ReceiveEvent(wants=Wants(everything=True))) + b"\n")
-            for piece in stdin:
-                size += len(piece)
-                if piece[:1] == bytes((DONE,)):
-                    break
-        report(encode(ReceiveEvent(done=ReceiveReply())) + b"\n")
+        """Answer as a node does that has no files, and gets them at once."""
+        frames = Frames(decode(next(stdin), ReceiveRequest).secret.encode())
+        (offer,) = itertools.islice((frame for piece in stdin for frame in frames.feed(piece)), 1)
+        files = [entry for _, entry in read_listing(offer).entries()]
+        wanted = tuple(number for number, entry in enumerate(files) if entry.kind == FILE)
+        size = sum(entry.size for entry in files)
+        for event in (
+            ReceiveEvent(Wants(wanted, size=size)),
+            ReceiveEvent(complete=True, done=ReceiveReply()),
+        ):
+            report(encode(event) + b"\n")
         if self.print:
             for line in self._shown(node, "", command, b""):
                 self.print(line)
-            is_first = request.node == first.node
-            origin = f"{size} bytes" if is_first else f"from node {first.node} ({first.address}:{first.port})"
-            self.print(f"  < the project's files, {origin}")
+            self.print(f"  < {len(files)} files of the project, {size} bytes, from here or from another node")
         return Result(0, b"", b"")
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
@@ -143,12 +147,12 @@ class Nodes:
                 timer_state="active",
                 timer_next="-",
                 running=(),
-                folders={},
+                differs=True,
                 torch_gpus=self.gpus,
                 efa=self.efa,
             ),
             "setup": SetupReply(exit_code=0),
-            "start": StartReply(pid=1),
+            "start": StartReply(),
         }
         return encode(replies[step]) if step in replies else b"{}"
 
@@ -275,23 +279,13 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
         info = instance_types.describe(
             aws, msgspec.structs.replace(settings.cluster, instance_type=found.type)
         )
-        nodes = Nodes(
-            found,
-            gpus=info.gpus,
-            cpus=info.vcpus,
-            efa=info.max_efa,
-            hidden=settings.job.env,
-            print=console.print,
-        )
-        job = NewJob(script)
         starting.launch(
-            nodes,
+            Nodes.of(found, info, console.print, settings.job.env),
             found,
             settings,
-            job,
+            NewJob(script),
             root=root,
             progress=lambda text: console.print(f"\n# {console.render(text)}"),
-            hold=Hold(job),
             sources={one.source: f"{one.source}:/" for one in settings.shared},
         )
         console.print("\n# End of the dry run. Nothing was started.")
@@ -360,13 +354,7 @@ def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> st
             console.print("\n# Here `up` shows the plan, which is at the end of this dry run, and asks.")
 
     def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
-        return Nodes(
-            created,
-            gpus=info[0].gpus,
-            cpus=info[0].vcpus,
-            efa=info[0].max_efa,
-            print=console.print if show else None,
-        )
+        return Nodes.of(created, info[0], console.print if show else None)
 
     creating.up(
         [aws],

@@ -6,31 +6,26 @@ import contextlib
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
-from cloudddp.cli import session as sessions
-from cloudddp.cli.actions import resume, watch
-from cloudddp.cli.actions.follow import Detached, JobStopped, foreground, report_end
-from cloudddp.cli.actions.start_job import start_and_follow, stopped_if_interrupted
+from cloudddp.cli.actions.follow import JobDisplay, report_detached, report_end
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views import lifecycle
-from cloudddp.cluster import connect, region_search, teardown
-from cloudddp.cluster.extend import deadline
+from cloudddp.cluster import connect, nodes_end, region_search, teardown
 from cloudddp.cluster.model import Cluster
+from cloudddp.cluster.nodes_end import deadline
 from cloudddp.cluster.plan import Plan
-from cloudddp.config import timing
 from cloudddp.config.command_line import Flag, GlobalOptions, variable_flags
-from cloudddp.config.spec import ClusterSpec, Config
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import (
     CloudDDPError,
     Interrupted,
@@ -42,21 +37,25 @@ from cloudddp.errors import (
     renewal_first,
 )
 from cloudddp.formats import counted, credentials_end, dollars, duration, moment, toml
-from cloudddp.job import cancel, launch_record, poweroff, project_files
+from cloudddp.job import cancel, poweroff, project_files
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
+from cloudddp.job.next_attempt import Reason
 from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import process_nodes
+from cloudddp.operations.continuation import go_on
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect, ended_nodes
 from cloudddp.operations.start_job import (
+    Detached,
+    JobStopped,
     checked_script,
     report_results_here,
     results_of,
     send_files,
-    start_job,
+    start_and_follow,
 )
 from cloudddp.text import node_list, one_line
 
@@ -75,12 +74,11 @@ class _Ending:
     keep: float | None = None  # minutes for which the nodes stay after a job that has failed
     keep_files: float = 60.0  # minutes for which nodes stay that hold files
     results: Sequence[Path] = ()  # of earlier jobs, to put on the nodes
-    job: str = ""
+    job: str = ""  # that was started last, and may have written files
     cluster: Cluster | None = None  # None until `run` has to remove it
-    started: bool = False  # the job may have written files
     finished: JobResult | None = None
     detached: str = ""  # the job that the user has left running
-    left: Left | None = None  # None until the nodes have been checked
+    left: Left = field(default_factory=Left)  # on the nodes
 
     def take(self, cluster: Cluster) -> None:
         """Take over a cluster that is ready."""
@@ -93,12 +91,8 @@ class _Ending:
     @property
     def stays(self) -> bool:
         """Whether the nodes stay for a while, because the job has failed."""
-        return self.keep is not None and self.finished is not None and self.finished.exit_code != 0
-
-    @property
-    def held(self) -> Left:
-        """What the nodes hold, as far as it is known."""
-        return self.left or (_UNCHECKED if self.started else Left())
+        failed = self.finished is not None and self.finished.exit_code != 0
+        return self.keep is not None and failed and not self.unknown
 
 
 def run(
@@ -120,7 +114,7 @@ def run(
     args: Sequence[str],
 ) -> int:
     flags = [*flags, *variable_flags(variables, env_files, os.environ)]
-    session = sessions.start(console, options, flags=flags, variables=variables, env_files=env_files)
+    session = start_session(console, options, flags=flags, variables=variables, env_files=env_files)
     wanted = checked_script(session, Script(script, tuple(args), module), fresh=True)
     process_nodes.check(session.settings)
     pull.check_target(
@@ -158,7 +152,7 @@ def run(
     finally:
         if ending.cluster is not None:
             _end(replace(session, region=ending.cluster.region), ending.cluster, ending)
-    return finished.exit_code or int(bool(ending.held.incomplete))
+    return finished.exit_code or int(bool(ending.left.incomplete))
 
 
 def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> None:
@@ -168,8 +162,9 @@ def _leave_to_the_nodes(session: Session, script: Script, ending: _Ending) -> No
     with connected(session) as (cluster, runner):
         if ending.results:
             send_files(session, runner, cluster, ending.results)
-        start_and_follow(session, runner, cluster, job, detach=True, nodes_stay=False)
+        start_and_follow(session, runner, cluster, job, None, nodes_stay=False)
         ending.cluster = None
+        report_detached(session.console, cluster, session.settings, job)
 
 
 def _refuse_existing(session: Session) -> None:
@@ -187,7 +182,7 @@ def _exists(name: str) -> CloudDDPError:
 
 def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     """Raise UsageError if the credentials end before the deadline: `run` needs them to remove the cluster."""
-    ends, deadline = aws.credentials_end(), max(plan.expires for plan in plans)
+    ends, deadline = aws.credentials.ends(), max(plan.expires for plan in plans)
     if yes or ends is None or ends >= deadline:
         return
     # Rounded down, and with time to read this, type the command again and confirm it.
@@ -196,82 +191,66 @@ def _check(yes: bool, plans: Sequence[Plan], aws: AWS) -> None:
     raise UsageError(
         f"your AWS {credentials_end(ends)}, before the cluster's deadline ({moment(deadline)}): `run` may "
         "be unable to remove the cluster, which then costs money until that deadline. Nothing was created",
-        hint=f"{aws.renewal_now}; or {shorter}or --yes to run anyway",
+        hint=f"{aws.credentials.renewal_now()}; or {shorter}or --yes to run anyway",
     )
+
+
+@dataclass(frozen=True)
+class _Collecting(JobDisplay):
+    """Shows the job, and the one that continues it, and pulls the results of each when it has ended."""
+
+    ending: _Ending = field(kw_only=True)
+
+    def report(self, runner: Runner, cluster: Cluster, finished: JobResult) -> None:
+        ending = self.ending
+        ending.finished, ending.job, ending.left = finished, finished.job, _UNCHECKED
+        ending.cluster = cluster  # nodes may have been replaced
+        try:
+            report_end(self.session, runner, cluster, finished)
+        finally:
+            _collect(self.session, runner, cluster, finished.job, ending)
 
 
 def _run_job(session: Session, script: Script, ending: _Ending) -> JobResult:
     """Run the job to its end, also on other nodes where it has lost one and may be started again; pull its
     results."""
-    finished = _run_once(session, script, ending)
-    if not session.settings.job.retries or ending.cluster is None:
-        return finished
+    job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
+    display = _Collecting(session, ending=ending)
     try:
-        times = session.settings.job.retries
-        again = watch.keep_resuming(session, ending.cluster, finished, times, suggest=False)
+        with connected(session) as (cluster, runner):
+            if ending.results:
+                send_files(session, runner, cluster, ending.results)
+            ending.job, ending.left = job.id, _UNCHECKED
+            finished = start_and_follow(session, runner, cluster, job, display, nodes_stay=False)
+        done = go_on(session, cluster, job.id, finished, display)
+        ending.cluster = done.cluster
     except Detached as left:
         ending.detached = left.job_id
         raise
-    except resume.NotReplaced as failure:
-        _collect_again(session, ending, ending.cluster, finished)
-        if ending.stays:
-            raise
+    except (Exception, KeyboardInterrupt):
+        _collect_rest(session, ending)
+        raise
+    if done.gave_up and done.gave_up.reason is Reason.NO_CAPACITY and not ending.stays:
         again_later = f"`cloudddp run --wait-capacity 2h {q(*script.argv)}`"
         hint = Message(f"run it again later, or let it wait for capacity: {again_later}")
-        raise CloudDDPError(failure.message, hint=hint) from None
-    except (Exception, KeyboardInterrupt):
-        _collect_again(session, ending, ending.cluster, finished, interrupted=True)
-        raise
-    if again is not finished:
-        _collect_again(session, ending, ending.cluster, finished, again=again)
-    return again
+        raise CloudDDPError(done.gave_up.text, hint=hint)
+    return done.ended
 
 
-def _collect_again(
-    session: Session,
-    ending: _Ending,
-    cluster: Cluster,
-    finished: JobResult,
-    *,
-    again: JobResult | None = None,
-    interrupted: bool = False,
-) -> None:
-    """Pull the results of the job that continues `finished`, if one was started. `again`: how it has ended.
-    `interrupted`: it may still run. The cluster is kept if a node does not answer, since its files are
-    unknown."""
-    newest = launch_record.find(ClusterFolder(cluster.id), None).job if again is None else again.job
-    if newest == finished.job:
+def _collect_rest(session: Session, ending: _Ending) -> None:
+    """After an error or an interrupt, pull the results of the job that was started last, and may still run.
+    The cluster is kept if a node does not answer, since its files are unknown."""
+    if not ending.job or ending.cluster is None:
         return
-    ending.left, ending.job = None, newest
-    if again is not None or interrupted:
-        ending.finished = again
+    newest = max([*ClusterFolder(ending.cluster.id).jobs(), ending.job])
+    if newest == ending.job and ending.finished is not None:
+        return  # its results were pulled
+    ending.finished, ending.job, ending.left = None, newest, _UNCHECKED
     with (
         contextlib.suppress(CloudDDPError),
         connected(session, partly=True, needed=()) as (ending.cluster, runner),
     ):
         _collect(session, runner, ending.cluster, newest, ending)
-
-
-def _run_once(session: Session, script: Script, ending: _Ending) -> JobResult:
-    job = NewJob(script, ending.keep)  # the nodes end by themselves also if this computer is lost
-    with connected(session) as (cluster, runner):
-        if ending.results:
-            send_files(session, runner, cluster, ending.results)
-        ending.started, ending.job = True, job.id
-        try:
-            with stopped_if_interrupted(session.console, runner, job.id):
-                sending = start_job(session, runner, cluster, job, nodes_stay=False)
-                try:
-                    ending.finished = foreground(session, runner, cluster, job.id)
-                finally:
-                    sending.abandon()
-            report_end(session, runner, cluster, ending.finished)
-        except Detached as left:
-            ending.detached = left.job_id
-            raise
-        finally:
-            _collect(session, runner, cluster, job.id, ending)
-    return ending.finished
 
 
 def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, ending: _Ending) -> None:
@@ -291,16 +270,11 @@ def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:
     console = session.console
     with signals.protected(lambda: console.log(teardown.STILL_REMOVING)):
         try:
-            if ending.detached:
-                _leave_job(cluster, ending.detached)
-            elif ending.unknown:
-                if _still_live(session.aws(finishing=True), cluster):
-                    _leave_running(cluster)
-            elif ending.stays:
+            if (kept := _why_kept(session, cluster, ending)) is not None:
+                raise kept
+            if ending.stays:
                 _leave_failed(console, cluster, ending)
                 return
-            elif ending.held.lines:
-                _keep(console, session.settings, cluster, ending)
             report = take_down(session, cluster.id)
         except Leftovers:
             raise
@@ -322,14 +296,40 @@ def _still_live(aws: AWS, cluster: Cluster) -> bool:
         return True
 
 
-def _leave_running(cluster: Cluster) -> NoReturn:
-    """Raise Leftovers: if this computer cannot reach the nodes, the job may still be running, so nothing is
-    removed."""
-    raise Leftovers(
-        f"lost connection to all nodes, so the {counted(len(cluster.nodes), 'node')} were left running; "
-        f"they terminate at {_deadline(cluster)}",
-        hint="when the network is back: `cloudddp allow-me`, then `cloudddp logs -f`, `cloudddp pull`, "
-        "`cloudddp down`",
+def _why_kept(session: Session, cluster: Cluster, ending: _Ending) -> Leftovers | None:
+    """Return why the nodes are kept although nobody has asked for it, how long, and what they cost; None if
+    they are not. With `discard` only warn of what they hold."""
+    left, price = ending.left, _price(cluster)
+    if ending.detached:  # that job needs the nodes
+        return Leftovers(
+            Message(f"job {ending.detached} keeps running, at {price}; {nodes_end.of(cluster).sentence}"),
+            hint=f"`cloudddp logs -f {q(ending.detached)}`, `cloudddp pull`, `cloudddp down`",
+        )
+    if ending.unknown:  # if this computer cannot reach the nodes, the job may still be running
+        if not _still_live(session.aws(finishing=True), cluster):
+            return None
+        return Leftovers(
+            Message(
+                f"lost connection to all nodes, so {counted(len(cluster.nodes), 'node')} were left running: "
+                f"{nodes_end.of(cluster).sentence}"
+            ),
+            hint="when the network is back: `cloudddp allow-me`, then `cloudddp logs -f`, `cloudddp pull`, "
+            "`cloudddp down`",
+        )
+    if ending.stays or not left.lines:
+        return None
+    listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
+    if ending.discard:
+        session.console.warn(f"not pulled, and discarded with the nodes:{listed}")
+        return None
+    advice = "Next time name what nobody needs in"
+    if outputs := session.settings.job.outputs:
+        advice = f"Next time name such files in [job] outputs of cloudddp.toml (now {toml(outputs)}), or in"
+    stay = _end_nodes_later(session.settings.cluster, cluster, ending)
+    return Leftovers(
+        f"cluster {cluster.name} is kept {stay}: not all files that the job wrote were pulled{listed}",
+        hint=f"{left.pull}, then `cloudddp down`. {advice} [job] scratch; --discard terminates the nodes "
+        "anyway",
     )
 
 
@@ -337,62 +337,29 @@ def _leave_failed(console: Console, cluster: Cluster, ending: _Ending) -> None:
     """Report what happens to the nodes of a job that has failed, with --keep-on-failure."""
     minutes = 60 * (ending.keep or 0.0)
     console.suggest(
-        f"the job has failed: its nodes stay for {duration(minutes)} at {_price(cluster)}, and end by "
-        "themselves then (--keep-on-failure): `cloudddp ssh`, `cloudddp logs`, `cloudddp pull`; "
+        f"the job has failed: its nodes end by themselves once unused for {duration(minutes)}, at "
+        f"{_price(cluster)} (--keep-on-failure): `cloudddp ssh`, `cloudddp logs`, `cloudddp pull`; "
         "`cloudddp down` ends them now, and removes what is left"
     )
-    for line in ending.held.lines:
+    for line in ending.left.lines:
         console.warn(f"not pulled: {one_line(line, 1000)}")
-
-
-def _leave_job(cluster: Cluster, job_id: str) -> NoReturn:
-    """Raise Leftovers: the user has detached from the job, which needs the nodes."""
-    raise Leftovers(
-        f"job {job_id} keeps running; the cluster stays up at "
-        f"{_price(cluster)} until its deadline, {_deadline(cluster)}",
-        hint=f"`cloudddp logs -f {q(job_id)}`, `cloudddp pull`, `cloudddp down`",
-    )
-
-
-def _keep(console: Console, settings: Config, cluster: Cluster, ending: _Ending) -> None:
-    """Raise Leftovers, naming what the nodes hold, how long they stay and what they cost; with `discard`,
-    only warn."""
-    left, outputs = ending.held, settings.job.outputs
-    listed = "".join(f"\n  {one_line(line, 1000)}" for line in left.lines)
-    if ending.discard:
-        console.warn(f"not pulled, and discarded with the nodes:{listed}")
-        return
-    advice = (
-        f"Next time name such files in [job] outputs of cloudddp.toml (now {toml(outputs)}), or in"
-        if outputs
-        else "Next time name what nobody needs in"
-    )
-    raise Leftovers(
-        f"cluster {cluster.name} is kept {_end_nodes_later(settings.cluster, cluster, ending)}: not all "
-        f"files that the job wrote were pulled{listed}",
-        hint=f"{left.pull}, then `cloudddp down`. {advice} [job] scratch; --discard terminates the nodes "
-        "anyway",
-    )
 
 
 def _end_nodes_later(spec: ClusterSpec, cluster: Cluster, ending: _Ending) -> str:
     """Let the nodes end by themselves after --keep minutes; return how long they stay and what that costs."""
-    seconds = ending.keep_files * timing.current().minute
-    ends = deadline(cluster)
-    limit = (ends - datetime.now(UTC)).total_seconds() if ends else math.inf
     planned: set[int] = set()
-    if ending.job and seconds < limit and process_nodes.in_use() is None:
+    if ending.job and process_nodes.in_use() is None:
         with contextlib.suppress(CloudDDPError, OSError):
             runner, _ = connect.connect_reachable(cluster, spec)
             with contextlib.closing(runner):
-                planned = poweroff.plan(runner, ending.job, seconds)
+                replies = poweroff.plan(runner, cluster, ending.job, ending.keep_files).values
+                planned = {node for node, reply in replies.items() if reply.job == ending.job}
     if not planned:
         return f"until its deadline, {_deadline(cluster)}, at {_price(cluster)}"
-    cost = "" if cluster.hour is None else f", at most {dollars(cluster.hour * ending.keep_files / 60)}"
-    gone = moment(datetime.now(UTC) + timedelta(seconds=seconds))
     rest = sorted(cluster.nodes.keys() - planned)
     others = f" ({node_list(rest)}: until the deadline, {_deadline(cluster)})" if rest else ""
-    return f"for {duration(60 * ending.keep_files)}, until {gone}{others}, at {_price(cluster)}{cost}"
+    unused = f"until unused for {duration(60 * ending.keep_files)}"
+    return f"{unused}, or its deadline, {_deadline(cluster)}{others}, at {_price(cluster)}"
 
 
 def _deadline(cluster: Cluster) -> str:

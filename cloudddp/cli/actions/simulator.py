@@ -159,10 +159,8 @@ def _running() -> Simulator:
 
 
 def _replace_process(program: str, argv: list[str]) -> NoReturn:
-    found = _running()
-    control.enter(found)
-    environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
+    control.use(_running())
     try:
-        os.execvpe(program, argv, {**environment, **control.environment(found)})  # noqa: S606  no shell
+        os.execvp(program, argv)  # noqa: S606  no shell
     except OSError as error:
         raise CloudDDPError(f"{program}: {error.strerror}") from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cloudddp.agent.protocol.stacks import RankStack, summary
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, q
@@ -18,12 +18,13 @@ from cloudddp.operations.node_connections import connected
 from cloudddp.text import one_line
 
 LONGEST_LINE = 300  # characters
+_POSITION = ("function", "file", "line", "inside", "error")  # keys, and fields of a rank's position
 
 
 def stacks(
     console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, as_json: bool
 ) -> None:
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find_job(runner, job_id)
         if record.setup:
@@ -67,11 +68,7 @@ def _json(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> dict
             "rank": one.position.rank,
             "node": node,
             "waits_in": one.position.waits or None,
-            "function": one.position.function or None,
-            "file": one.position.file or None,
-            "line": one.position.line or None,
-            "inside": one.position.inside or None,
-            "error": one.position.error or None,
+            **{key: getattr(one.position, key) or None for key in _POSITION},
             "stack": one.text.splitlines(),
         }
         for node, stacks in found.items()

@@ -8,11 +8,10 @@ from typing import Any
 from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.aws.denials import CODES as DENIED
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views import clusters as views
-from cloudddp.cluster import lookup, region_search
+from cloudddp.cluster import lookup, nodes_end, region_search
 from cloudddp.cluster.lookup import Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
@@ -20,7 +19,6 @@ from cloudddp.cluster.region_search import Search
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import AWSError, CloudDDPError, Message
 from cloudddp.formats import credentials_end, region_list
-from cloudddp.operations import termination
 
 
 def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bool) -> None:
@@ -29,7 +27,7 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
 
         top(console, options, anyone=False, as_json=as_json, once=False)
         return
-    session = sessions.start(console, options, tolerant_verb="status")
+    session = start_session(console, options, tolerant_verb="status")
     name, aws = session.settings.cluster.name, session.aws()
     found = lookup.find(aws, name)
     live = [c for c in found if c.live]
@@ -43,15 +41,13 @@ def status(console: Console, options: GlobalOptions, *, as_json: bool, watch: bo
     ownership = session.ownership(aws)
     for one in live:
         session.warn_of(one)
-    credentials = aws.credentials_end()
+    credentials = aws.credentials.ends()
     if as_json:
-        console.print_json(
-            [views.cluster_json(c, ownership, credentials, termination.planned(c)) for c in live]
-        )
+        console.print_json([views.cluster_json(c, ownership, credentials) for c in live])
         return
-    console.print_text("\n\n".join(views.cluster(c, ownership, termination.planned(c)) for c in live))
-    if any(termination.planned(c) for c in live):
-        console.suggest("`cloudddp jobs` shows when the nodes end because of --down")
+    console.print_text("\n\n".join(views.cluster(c, ownership) for c in live))
+    asked = "; `cloudddp jobs` asks them when they end" if any(nodes_end.planned(c.id) for c in live) else ""
+    console.suggest(f"`cloudddp down` ends the nodes now{asked}")
     if ending := credentials_end(credentials):
         console.print(f"\nyour AWS {ending}")
 
@@ -74,7 +70,7 @@ def _elsewhere(
 
 
 def ls(console: Console, options: GlobalOptions, *, as_json: bool, all_regions: bool) -> None:
-    session = sessions.start(console, options, tolerant_verb="ls")
+    session = start_session(console, options, tolerant_verb="ls")
     found = region_search.ask(session.listed_in(all_regions=all_regions))
     left = _all_remains(console, found)
     if found.answers and not found.every and not any(left.values()) and not (all_regions or options.region):
@@ -126,5 +122,5 @@ def _remains(console: Console, aws: AWS, live: list[Cluster], name: str | None =
 
 def _json(session: Session, aws: AWS, live: list[Cluster], left: list[Remains]) -> list[dict[str, Any]]:
     ownership = session.ownership(aws)
-    clusters = [views.cluster_json(c, ownership, aws.credentials_end(), termination.planned(c)) for c in live]
+    clusters = [views.cluster_json(c, ownership, aws.credentials.ends()) for c in live]
     return clusters + [views.remains_json(one, ownership) for one in left]

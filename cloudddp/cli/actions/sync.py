@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
+from cloudddp.cli.session import start_session
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import UsageError, q
 from cloudddp.job import project_files, unsent
@@ -19,7 +19,7 @@ def sync(
             "a job is for --results", hint=f"send its results: `cloudddp sync --results {q(job_id)}`"
         )
     console.yes = yes
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     results = results_of(session, put_back and (job_id or True))
     files = project_files.of_config(session.root, session.settings)
     for note in unsent.notes(files, session.settings):

@@ -9,8 +9,8 @@ import time
 from contextlib import nullcontext
 
 from cloudddp import signals
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console, live_lines
+from cloudddp.cli.session import start_session
 from cloudddp.cli.views import top as views
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config import timing
@@ -23,7 +23,7 @@ REFRESH = 0.5  # seconds between two states of a terminal
 
 
 def top(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool, once: bool) -> None:
-    session = sessions.start(console, options, anyone=anyone)
+    session = start_session(console, options, anyone=anyone)
     cluster = session.cluster(meanwhile=paramiko_loaded_meanwhile)
     # A question for a code would be in the middle of the table.
     readings = ClusterReadings(cluster, session.settings.cluster, lambda: session.aws(finishing=True))

@@ -24,10 +24,9 @@ import click
 from msgspec import structs
 
 from cloudddp import __version__, signals, timings
-from cloudddp.cli import session as sessions
 from cloudddp.cli.actions.up import bring_up
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
@@ -92,40 +91,23 @@ _BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Ab
 
 
 @dataclass(slots=True)
-class Phase:
-    """A part of a trial. `began`: in seconds, from the trial's beginning. `error`: the exception that ended
-    it."""
-
-    name: str
-    began: float
-    seconds: float = 0.0
-    error: BaseException | None = None
-
-    def record(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"name": self.name, "began": self.began, "seconds": self.seconds}
-        if self.error is not None:
-            code = getattr(self.error, "code", None)
-            found["error"] = type(self.error).__name__
-            found["code"] = _code(code) if isinstance(code, str) and code else None
-        return found
-
-
-@dataclass(slots=True)
 class Trial:
     """One trial, and what its report says about it."""
 
     console: Console
     options: GlobalOptions
     flags: Sequence[Flag]
+    check: Callable[[Session], Sequence[Check]]  # of `doctor`
     began: float = field(default_factory=time.monotonic)
-    phases: list[Phase] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)  # as in the report; times in seconds
+    errors: list[BaseException] = field(default_factory=list)  # that have ended phases
     cluster: Cluster | None = None
     node: Mapping[str, str] = field(default_factory=dict)
     checks: Sequence[Check] = ()
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
     report_folder: Path = field(default_factory=Path.cwd)
 
-    def run(self, check: Callable[[Session], Sequence[Check]], *, yes: bool) -> None:
+    def run(self, *, yes: bool) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
 
         Raises the error of the step that failed; Leftovers if the node may still be running; UsageError
@@ -144,7 +126,7 @@ class Trial:
         try:
             with self._phase("doctor"):
                 self._check_limit(session)
-                self._check(session, check)
+                self._check(session)
             self._use_node(session, yes=yes)
         finally:
             if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
@@ -158,7 +140,7 @@ class Trial:
         """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
         given = {flag.key for flag in self.flags}
         flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
-        session = sessions.start(
+        session = start_session(
             self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
         )
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
@@ -167,9 +149,9 @@ class Trial:
             spec = structs.replace(spec, max_hours=(ready_minutes(spec, 2) + _USE_MINUTES) / 60)
         return replace(session, settings=structs.replace(session.settings, cluster=spec))
 
-    def _check(self, session: Session, check: Callable[[Session], Sequence[Check]]) -> None:
+    def _check(self, session: Session) -> None:
         try:
-            self.checks = check(session)
+            self.checks = self.check(session)
         except ChecksFailed as failure:
             self.checks = failure.checks
             failed = [one.name.rpartition(" ")[2] for one in failure.checks if one.status == "fail"]
@@ -220,21 +202,24 @@ class Trial:
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
-        phase = Phase(name, self._now())
+        phase: dict[str, Any] = {"name": name, "began": self._now(), "seconds": 0.0}
         self.phases.append(phase)
         try:
             yield
         except BaseException as error:
-            phase.error = error
+            self.errors.append(error)
+            code = getattr(error, "code", None)
+            phase["error"] = type(error).__name__
+            phase["code"] = _code(code) if isinstance(code, str) and code else None
             raise
         finally:
-            phase.seconds = round(self._now() - phase.began, 3)
+            phase["seconds"] = round(self._now() - phase["began"], 3)
 
     def _now(self) -> float:
         return round(time.monotonic() - self.began, 3)
 
     def _ended_by(self, kinds: type[BaseException] | tuple[type[BaseException], ...]) -> bool:
-        return any(isinstance(phase.error, kinds) for phase in self.phases)
+        return any(isinstance(error, kinds) for error in self.errors)
 
     def _write(self, session: Session) -> None:
         path = self.report_folder / f"cloudddp-trial-{datetime.now(UTC):%Y%m%d-%H%M%S}-{self.suffix}.json"
@@ -253,7 +238,7 @@ class Trial:
         pattern."""
         spec = session.settings.cluster
         spans = [span for span in timings.recorded() if span.began >= self.began]
-        failed_in = next((phase.name for phase in self.phases if phase.error is not None), None)
+        failed_in = next((phase["name"] for phase in self.phases if "error" in phase), None)
         stopped = self._ended_by((Interrupted, KeyboardInterrupt))
         return {
             "format": 1,
@@ -277,7 +262,7 @@ class Trial:
             },
             "checks": {check.name: check.status for check in self.checks},
             "node": dict(self.node),
-            "phases": [phase.record() for phase in self.phases],
+            "phases": self.phases,
             "aws_calls": [
                 {"call": span.name.removeprefix("AWS "), "code": _code(span.error), "retries": span.retries}
                 for span in spans

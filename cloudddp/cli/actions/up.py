@@ -7,9 +7,8 @@ from collections.abc import Callable, Sequence
 from cloudddp import local_state, signals
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.cli import session as sessions
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
@@ -20,7 +19,7 @@ from cloudddp.operations import lifecycle as operation
 
 
 def up(console: Console, options: GlobalOptions, *, flags: Sequence[Flag], dry_run: bool, yes: bool) -> None:
-    session = sessions.start(console, options, flags=flags, dry_run=dry_run)
+    session = start_session(console, options, flags=flags, dry_run=dry_run)
     if dry_run:
         # 30 ms, which only --dry-run needs: it imports what jobs need, too.
         from cloudddp.cli.actions import rehearsal
@@ -59,7 +58,7 @@ def bring_up(
 
     def agree(plans: Sequence[Plan], info: TypeInfo, aws: AWS) -> None:
         check(plans, aws)
-        shown = lifecycle.plans(plans, info, session.settings.cluster, aws.credentials_end())
+        shown = lifecycle.plans(plans, info, session.settings.cluster, aws.credentials.ends())
         console.print_text(shown, err=True)
         console.must_confirm("Start these nodes?", yes=yes)
 

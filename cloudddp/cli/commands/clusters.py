@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite
+from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite, flag, option
 from cloudddp.cli.lazy_commands import Verb
 
 # Lengths of capacity blocks: 1 to 14 days, then whole weeks up to 26 (EC2 User Guide, "Capacity Blocks for
@@ -12,8 +12,7 @@ from cloudddp.cli.lazy_commands import Verb
 BLOCK_DAYS = [str(days) for days in (*range(1, 15), *range(21, 183, 7))]
 
 up = Verb(
-    "up",
-    "cloudddp.cli.actions.up:up",
+    "up:up",
     params=[*CLUSTER_SETTINGS, DRY_RUN, YES],
     help="""Create the cluster: nodes that are ready to train.
 
@@ -27,8 +26,7 @@ up = Verb(
 )
 
 down = Verb(
-    "down",
-    "cloudddp.cli.actions.down:down",
+    "down:down",
     params=[ANYONE, YES],
     help="""Remove the cluster and verify that nothing is left.
 
@@ -45,14 +43,12 @@ down = Verb(
 )
 
 doctor = Verb(
-    "doctor",
-    "cloudddp.cli.actions.doctor:doctor",
+    "doctor:doctor",
     params=[
         *CLUSTER_SETTINGS,
-        click.Option(
-            ["--trial"],
-            is_flag=True,
-            help="Then create one node (g4dn.xlarge, at most $1), use it, remove it, and write a report.",
+        flag(
+            "--trial",
+            "Then create one node (g4dn.xlarge, at most $1), use it, remove it, and write a report.",
         ),
         JSON,
         YES,
@@ -74,16 +70,15 @@ doctor = Verb(
 )
 
 capacity = Verb(
-    "capacity",
-    "cloudddp.cli.actions.capacity:capacity",
+    "capacity:capacity",
     params=[
         *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "regions")),
-        click.Option(
-            ["--days"],
+        option(
+            "--days",
+            "D",
+            "Days of a capacity block: 1 to 14, or whole weeks up to 182. [default: 1]",
             type=click.Choice(BLOCK_DAYS),
             default="1",
-            metavar="D",
-            help="Days of a capacity block: 1 to 14, or whole weeks up to 182. [default: 1]",
         ),
         JSON,
     ],
@@ -101,9 +96,8 @@ capacity = Verb(
 )
 
 status = Verb(
-    "status",
-    "cloudddp.cli.actions.status:status",
-    params=[JSON, click.Option(["--watch"], is_flag=True, help="Show what `top` shows, until Ctrl-C.")],
+    "status:status",
+    params=[JSON, flag("--watch", "Show what `top` shows, until Ctrl-C.")],
     help="""Show the cluster's nodes, deadline and cost so far.
 
     The exit code is 1 if there is no such cluster in any region; what is left of one without nodes is listed.
@@ -117,13 +111,8 @@ status = Verb(
 )
 
 top = Verb(
-    "top",
-    "cloudddp.cli.actions.top:top",
-    params=[
-        ANYONE,
-        JSON,
-        click.Option(["--once"], is_flag=True, help="Show one reading of every node, and exit."),
-    ],
+    "top:top",
+    params=[ANYONE, JSON, flag("--once", "Show one reading of every node, and exit.")],
     help="""Show GPUs, ranks, progress and cost as they are now, live.
 
     Each rank is beside the GPU that has the same place on the node; slow ranks are first. Above are the
@@ -140,14 +129,8 @@ top = Verb(
 )
 
 ls = Verb(
-    "ls",
-    "cloudddp.cli.actions.status:ls",
-    params=[
-        click.Option(
-            ["--all-regions"], is_flag=True, help="List every region that is enabled in the account."
-        ),
-        JSON,
-    ],
+    "status:ls",
+    params=[flag("--all-regions", "List every region that is enabled in the account."), JSON],
     help="""List cloudddp clusters, and remains, of any owner.
 
     The remains are what was left when nodes ended at their deadline, such as Elastic IPs, which are billed.
@@ -163,23 +146,15 @@ ls = Verb(
 )
 
 extend = Verb(
-    "extend",
-    "cloudddp.cli.actions.extend:extend",
+    "extend:extend",
     params=[
-        click.Option(
-            ["--hours"],
-            type=Finite(0, 336, min_open=True),
-            metavar="H",
-            help="H hours after the current deadline.",
-        ),
-        click.Option(
-            ["--until"], metavar="TIME", help="18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."
-        ),
-        click.Option(
-            ["--max-cost"],
+        option("--hours", "H", "H hours after the current deadline.", type=Finite(0, 336, min_open=True)),
+        option("--until", "TIME", "18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."),
+        option(
+            "--max-cost",
+            "USD",
+            "The time at which the whole cluster will have cost that much.",
             type=Finite(0, min_open=True),
-            metavar="USD",
-            help="The time at which the whole cluster will have cost that much.",
         ),
         ANYONE,
         YES,
@@ -201,8 +176,7 @@ extend = Verb(
 )
 
 cost = Verb(
-    "cost",
-    "cloudddp.cli.actions.cost:cost",
+    "cost:cost",
     params=[JSON],
     help="""Show what your clusters have cost, by month and project.
 
@@ -217,8 +191,7 @@ cost = Verb(
 )
 
 allow_me = Verb(
-    "allow-me",
-    "cloudddp.cli.actions.allow_me:allow_me",
+    "allow_me:allow_me",
     params=[ANYONE],
     help="""Allow SSH from this computer's current address.
 

@@ -19,29 +19,27 @@ from cloudddp.cli.commands.options import (
     VARIABLES,
     YES,
     Finite,
+    flag,
+    option,
 )
 from cloudddp.cli.lazy_commands import RareOption, Verb, completes
 from cloudddp.cli.misplaced_options import JobVerb
 
 launch = JobVerb(
-    "launch",
-    "cloudddp.cli.actions.launch:launch",
+    "launch:launch",
     params=[
-        click.Option(
-            ["-d", "--detach"], is_flag=True, help="Start the job and return; `cloudddp logs -f` follows it."
-        ),
-        click.Option(
-            ["--down", "ends"],
-            is_flag=True,
-            help="With -d: the nodes terminate by themselves after the job, however it ends, also if it is "
+        flag("-d --detach", "Start the job and return; `cloudddp logs -f` follows it."),
+        flag(
+            "--down ends",
+            "With -d: the nodes terminate by themselves after the job, however it ends, also if it is "
             "not started.",
         ),
-        click.Option(
-            ["--keep"],
-            type=Finite(0, 10_000),
-            metavar="MIN",
-            help="With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  "
+        option(
+            "--keep",
+            "MIN",
+            "With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  "
             "[default: 30]",
+            type=Finite(0, 10_000),
         ),
         ANYONE,
         DRY_RUN,
@@ -78,39 +76,29 @@ class _Run(JobVerb):
 
 
 run = _Run(
-    "run",
-    "cloudddp.cli.actions.run:run",
+    "run:run",
     params=[
         *CLUSTER_SETTINGS,
         YES,
-        click.Option(
-            ["-d", "--detach"],
-            is_flag=True,
-            help="Start the job and return. The nodes end by themselves after it: once its results are in "
+        flag(
+            "-d --detach",
+            "Start the job and return. The nodes end by themselves after it: once its results are in "
             "job.results_s3, or after --keep minutes.",
         ),
-        click.Option(
-            ["--discard"],
-            is_flag=True,
-            help="Terminate the nodes even if they hold files that were not pulled.",
-        ),
-        click.Option(
-            ["--keep", "keep_files"],
+        flag("--discard", "Terminate the nodes even if they hold files that were not pulled."),
+        option(
+            "--keep keep_files",
+            "MIN",
+            "Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
             type=Finite(1, 10_000),
             default=60.0,
-            metavar="MIN",
-            help="Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
         ),
-        click.Option(
-            ["--results", "put_back"],
-            is_flag=True,
-            help="Put results back: `sync --results [JOB]`.",
-        ),
+        flag("--results put_back", "Put results back: `sync --results [JOB]`."),
         RareOption(
             ["--keep-on-failure", "keep"],
             type=Finite(1, 10_000),
             metavar="MIN",
-            help="Minutes for which the nodes stay after a job that has failed; then they end by themselves.",
+            help="After a job that has failed: minutes without a use until its nodes end.",
         ),
         *JOB_PARAMETERS,
     ],
@@ -128,41 +116,24 @@ run = _Run(
 )
 
 logs = Verb(
-    "logs",
-    "cloudddp.cli.actions.logs:logs",
+    "logs:logs",
     params=[
         ANYONE,
         JOB,
-        click.Option(
-            ["-f", "--follow"],
-            is_flag=True,
-            help="Follow until the job ends, and exit with the job's exit code.",
-        ),
-        click.Option(
-            ["--rank", "only"], multiple=True, metavar="R,...", help="Show only these ranks, such as 3,8-15."
-        ),
-        click.Option(
-            ["--node", "nodes"],
+        flag("-f --follow", "Follow until the job ends, and exit with the job's exit code."),
+        option("--rank only", "R,...", "Show only these ranks, such as 3,8-15.", multiple=True),
+        option(
+            "--node nodes",
+            "N,...",
+            "Show only the ranks of these nodes.",
             multiple=True,
-            metavar="N,...",
             shell_complete=completes("nodes"),
-            help="Show only the ranks of these nodes.",
         ),
-        click.Option(
-            ["--since"], metavar="TIME", help="Show what was written in the last 90s, 5m, 2h or 1d."
-        ),
-        click.Option(
-            ["--tail"], metavar="N", help="Show the last N lines of each rank (with --grep: that match)."
-        ),
-        click.Option(
-            ["--grep"], metavar="RE", help="Show only lines in which this regular expression is found."
-        ),
-        click.Option(
-            ["--json", "as_json"], is_flag=True, help="Print a JSON object per line: node, rank, line."
-        ),
-        click.Option(
-            ["--raw"], is_flag=True, help="Print terminal escapes as they are. They can change the terminal."
-        ),
+        option("--since", "TIME", "Show what was written in the last 90s, 5m, 2h or 1d."),
+        option("--tail", "N", "Show the last N lines of each rank (with --grep: that match)."),
+        option("--grep", "RE", "Show only lines in which this regular expression is found."),
+        flag("--json as_json", "Print a JSON object per line: node, rank, line."),
+        flag("--raw", "Print terminal escapes as they are. They can change the terminal."),
     ],
     help="""Show the logs of a job from the beginning.
 
@@ -177,8 +148,7 @@ logs = Verb(
 )
 
 jobs = Verb(
-    "jobs",
-    "cloudddp.cli.actions.jobs:jobs",
+    "jobs:jobs",
     params=[ANYONE, JSON],
     help="""List the cluster's jobs, their state and training progress.
 
@@ -191,8 +161,7 @@ jobs = Verb(
 )
 
 cancel = Verb(
-    "cancel",
-    "cloudddp.cli.actions.jobs:cancel",
+    "jobs:cancel",
     params=[ANYONE, JOB],
     help="""Stop every rank of a job on every node.
 
@@ -205,8 +174,7 @@ cancel = Verb(
 )
 
 stacks = Verb(
-    "stacks",
-    "cloudddp.cli.actions.stacks:stacks",
+    "stacks:stacks",
     params=[ANYONE, JOB, JSON],
     help="""Show where every rank of a job is, in a sentence and as stacks.
 
@@ -223,8 +191,7 @@ stacks = Verb(
 
 
 report = Verb(
-    "report",
-    "cloudddp.cli.actions.report:report",
+    "report:report",
     params=[JOB],
     help="""Write one HTML page about a job: what ran, how it went, plots.
 
@@ -253,18 +220,18 @@ class _Resume(Verb):
 
 
 resume = _Resume(
-    "resume",
-    "cloudddp.cli.actions.resume:resume",
+    "resume:resume",
     params=[
         JOB,
-        click.Option(["-d", "--detach"], is_flag=True, help="Start the job and return."),
+        flag("-d --detach", "Start the job and return."),
         YES,
-        click.Option(
-            ["--replace", "replaced"],
+        option(
+            "--replace replaced",
+            "NODE",
+            "Also replace this node, which EC2 says runs: it is terminated first.",
+            type=int,
             multiple=True,
-            metavar="NODE",
             shell_complete=completes("nodes"),
-            help="Also replace this node, which EC2 says runs: it is terminated first.",
         ),
         *RESUME_SETTINGS,
         *VARIABLES,
@@ -285,16 +252,15 @@ resume = _Resume(
 )
 
 watch = Verb(
-    "watch",
-    "cloudddp.cli.actions.watch:watch",
+    "resume:watch",
     params=[
         JOB,
-        click.Option(
-            ["--times"],
+        option(
+            "--times",
+            "N",
+            "How often the job is resumed at most. [default: 10]",
             type=click.IntRange(1, 1000),
             default=10,
-            metavar="N",
-            help="How often the job is resumed at most. [default: 10]",
         ),
         *RESUME_SETTINGS,
         *VARIABLES,

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, JOB, JSON, YES
+from cloudddp.cli.commands.options import ANYONE, JOB, JSON, YES, flag, option
 from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -15,21 +15,20 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 def _node(text: str, **more: Any) -> click.Option:
     complete = completes("nodes")
-    return click.Option(["--node"], type=int, metavar="K", shell_complete=complete, help=text, **more)
+    return option("--node", "K", text, type=int, shell_complete=complete, **more)
 
 
 init = Verb(
-    "init",
-    "cloudddp.cli.actions.init:init",
+    "init:init",
     params=[
         click.Argument(["folder"], required=False, type=_FOLDER),
-        click.Option(
-            ["--example"],
+        option(
+            "--example",
+            "[classic|exact|trainer]",
+            "Copy an example project, too: a script as in PyTorch's tutorials (classic, the default), "
+            "one that gives the same result on any number of ranks (exact), or the reference trainer.",
             is_flag=False,
             flag_value="classic",
-            metavar="[classic|exact|trainer]",
-            help="Copy an example project, too: a script as in PyTorch's tutorials (classic, the default), "
-            "one that gives the same result on any number of ranks (exact), or the reference trainer.",
         ),
     ],
     help="""Write a short cloudddp.toml into FOLDER.
@@ -47,16 +46,11 @@ init = Verb(
 )
 
 sync = Verb(
-    "sync",
-    "cloudddp.cli.actions.sync:sync",
+    "sync:sync",
     params=[
         ANYONE,
         YES,
-        click.Option(
-            ["--results", "put_back"],
-            is_flag=True,
-            help="Also put pulled results back: those of JOB, or the newest.",
-        ),
+        flag("--results put_back", "Also put pulled results back: those of JOB, or the newest."),
         JOB,
     ],
     help="""Send the project's files to every node.
@@ -75,14 +69,12 @@ sync = Verb(
 )
 
 preflight = Verb(
-    "preflight",
-    "cloudddp.cli.actions.preflight:preflight",
+    "preflight:preflight",
     params=[
         ANYONE,
-        click.Option(
-            ["--bandwidth"],
-            is_flag=True,
-            help="Also measure all-reduce between each pair of nodes, then between all: with NCCL on GPUs, "
+        flag(
+            "--bandwidth",
+            "Also measure all-reduce between each pair of nodes, then between all: with NCCL on GPUs, "
             "with gloo elsewhere.",
         ),
         JSON,
@@ -102,22 +94,19 @@ preflight = Verb(
 )
 
 pull = Verb(
-    "pull",
-    "cloudddp.cli.actions.pull:pull",
+    "pull:pull",
     params=[
         ANYONE,
         click.Argument(["paths"], nargs=-1),
-        click.Option(
-            ["--job", "job_id"],
-            metavar="JOB",
+        option(
+            "--job job_id",
+            "JOB",
+            "Job whose results to pull (default: the newest).",
             shell_complete=completes("jobs"),
-            help="Job whose results to pull (default: the newest).",
         ),
         _node("Pull from this node (default: the node that ran rank 0)."),
-        click.Option(
-            ["--all-nodes"], is_flag=True, help="Pull from every node, each into a folder of its own."
-        ),
-        click.Option(["--to"], type=_FOLDER, help="Destination folder (default: results/JOB)."),
+        flag("--all-nodes", "Pull from every node, each into a folder of its own."),
+        option("--to", None, "Destination folder (default: results/JOB).", type=_FOLDER),
     ],
     help="""Copy results from the nodes to this computer.
 
@@ -134,8 +123,7 @@ pull = Verb(
 )
 
 exec_ = Verb(
-    "exec",
-    "cloudddp.cli.actions.exec:exec_",
+    "exec:exec_",
     passes_arguments=True,
     params=[
         ANYONE,
@@ -169,8 +157,7 @@ class _Ssh(Verb):
 
 
 ssh = _Ssh(
-    "ssh",
-    "cloudddp.cli.actions.nodes:ssh",
+    "nodes:ssh",
     passes_arguments=True,
     params=[
         ANYONE,
@@ -196,8 +183,7 @@ ssh = _Ssh(
 )
 
 ssh_config = Verb(
-    "ssh-config",
-    "cloudddp.cli.actions.nodes:ssh_config",
+    "nodes:ssh_config",
     only_own_options=True,
     params=[],
     help="""Name the nodes for OpenSSH: editors, rsync, scp.
@@ -214,8 +200,7 @@ ssh_config = Verb(
 )
 
 forward = Verb(
-    "forward",
-    "cloudddp.cli.actions.forward:forward",
+    "forward:forward",
     params=[
         ANYONE,
         _node("To this node (default: 0).", default=0),
@@ -234,11 +219,10 @@ forward = Verb(
 )
 
 tensorboard = Verb(
-    "tensorboard",
-    "cloudddp.cli.actions.forward:tensorboard",
+    "forward:tensorboard",
     params=[
         ANYONE,
-        click.Option(["--open", "browse"], is_flag=True, help="Open it in the browser."),
+        flag("--open browse", "Open it in the browser."),
         JOB,
     ],
     help="""Run TensorBoard on the node of rank 0, and forward it.
@@ -255,8 +239,7 @@ tensorboard = Verb(
 )
 
 completion = Verb(
-    "completion",
-    "cloudddp.cli.actions.completion:completion",
+    "completion:completion",
     only_own_options=True,
     params=[click.Argument(["shell"], required=False, metavar="[bash|zsh|fish]")],
     help="""Print the completion script for a shell.

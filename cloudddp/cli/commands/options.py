@@ -10,6 +10,16 @@ import click
 from cloudddp.cli.lazy_commands import SettingOption, completes
 
 
+def option(names: str, metavar: str | None, text: str, **settings: Any) -> click.Option:
+    """Return an option of these names; the last one may be that of the parameter. `text`: its help."""
+    return click.Option(names.split(), metavar=metavar, help=text, **settings)
+
+
+def flag(names: str, text: str, **settings: Any) -> click.Option:
+    """Return an option without a value, as `option` does."""
+    return click.Option(names.split(), is_flag=True, help=text, **settings)
+
+
 class Finite(click.FloatRange):
     """A number in a range. click's own range accepts nan, which passes every comparison."""
 
@@ -21,18 +31,11 @@ class Finite(click.FloatRange):
 
 
 JOB = click.Argument(["job_id"], metavar="[JOB]", required=False, shell_complete=completes("jobs"))
-JSON = click.Option(["--json", "as_json"], is_flag=True, help="Print JSON, with stable keys.")
-YES = click.Option(
-    ["-y", "--yes"],
-    is_flag=True,
-    envvar="CLOUDDDP_YES",
-    help="Do not ask for confirmation. With --sim, nothing is asked.",
-)
-ANYONE = click.Option(["--anyone"], is_flag=True, help="Also act on a cluster that another user created.")
-DRY_RUN = click.Option(
-    ["--dry-run"],
-    is_flag=True,
-    help="Print every AWS call and every command on the nodes; call nothing. Needs no account.",
+JSON = flag("--json as_json", "Print JSON, with stable keys.")
+YES = flag("-y --yes", "Do not ask for confirmation. With --sim, nothing is asked.", envvar="CLOUDDDP_YES")
+ANYONE = flag("--anyone", "Also act on a cluster that another user created.")
+DRY_RUN = flag(
+    "--dry-run", "Print every AWS call and every command on the nodes; call nothing. Needs no account."
 )
 
 # `standard` is the default in config/spec.py, which `--help` does not import: a test compares them.
@@ -79,25 +82,25 @@ CLUSTER_SETTINGS = (
 )
 
 NODES_MIN = SettingOption("job", "nodes_min", "--nodes-min", metavar="M", rare=True)
-VARIABLES = (
-    click.Option(
-        ["--env", "-e", "variables"],
-        multiple=True,
-        metavar="NAME[=VALUE]",
-        help="Set an environment variable in every rank; without VALUE to what it is here.",
-    ),
-    click.Option(
-        ["--env-file", "env_files"],
-        multiple=True,
-        metavar="FILE",
-        shell_complete=completes("files"),
-        help="Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.",
-    ),
-)
+
+
+def variables(where: str, more: str = "") -> list[click.Option]:
+    """Return the options for variables of the ranks. `where` one without a value comes from; `more` about
+    files."""
+    text = f"Set an environment variable in every rank; without VALUE to what it is {where}."
+    files = f"Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.{more}"
+    complete = completes("files")
+    return [
+        option("--env -e variables", "NAME[=VALUE]", text, multiple=True),
+        option("--env-file env_files", "FILE", files, multiple=True, shell_complete=complete),
+    ]
+
+
+VARIABLES = variables("here")
 RESUME_SETTINGS = (NODES_MIN, next(one for one in CLUSTER_SETTINGS if one.key == "wait_capacity"))
 
 JOB_PARAMETERS = (
-    click.Option(["-m", "module"], is_flag=True, help="SCRIPT is a module, as in `python -m`."),
+    flag("-m module", "SCRIPT is a module, as in `python -m`."),
     SettingOption("job", "nproc_per_node", "--nproc-per-node", metavar="K", standard="gpu"),
     SettingOption("job", "rendezvous", "--rendezvous", metavar="HOW", standard="c10d", rare=True),
     SettingOption("job", "container", "--container", metavar="IMAGE", rare=True),

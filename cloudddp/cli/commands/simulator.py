@@ -3,89 +3,59 @@ start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`
 
 from __future__ import annotations
 
+from functools import partial
+
 import click
 
-from cloudddp.cli.commands.options import JSON, Finite
-from cloudddp.cli.lazy_commands import LazyGroup, Verb
+from cloudddp.cli.commands.options import JSON, Finite, flag, option
+from cloudddp.cli.lazy_commands import LazyGroup, Verb, listed
 
-_HERE = "cloudddp.cli.commands.simulator"
-VERBS = {
-    "conditions": (
-        f"{_HERE}:conditions",
-        "Change EC2 and network conditions: capacity, latency.",
-    ),
-    "env": (f"{_HERE}:env", "Print the variables that point AWS clients at the simulator."),
-    "exec": (f"{_HERE}:exec_", "Run COMMAND inside the simulator's network."),
-    "fault": (f"{_HERE}:fault", "Inject a fault into a node or its network."),
-    "interrupt": (f"{_HERE}:interrupt", "Interrupt a spot node, after EC2's notice."),
-    "maintenance": (f"{_HERE}:maintenance", "Schedule maintenance of a node, as AWS does."),
-    "session": (
-        f"{_HERE}:session",
-        "Connect to a port of a node, as Session Manager does.",
-    ),
-    "shell": (f"{_HERE}:shell", "Open a shell inside the simulator's network."),
-    "start": (f"{_HERE}:start", "Start the simulator, unless it is running with these options."),
-    "status": (f"{_HERE}:status", "Show the simulator and its nodes."),
-    "stop": (f"{_HERE}:stop", "Stop the simulator and every process of its nodes."),
-}
+# Of what AWS schedules for an instance.
+_CODES = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
 
-sim = LazyGroup(
-    "sim",
-    VERBS,
-    help="""\
-Simulate EC2 on this computer, without an AWS account.
-
-Any AWS client can use the simulator.
-
-\b
-  cloudddp --sim up                starts it automatically
-  eval "$(cloudddp sim env)"       points this shell's AWS clients at it
-""",
-)
+_Own = partial(Verb, only_own_options=True)  # no cluster is chosen
 
 
-def _seconds(name: str, help_text: str) -> click.Option:
-    return click.Option([f"--{name}-seconds"], type=Finite(0, 600), metavar="S", help=help_text)
+def _seconds(name: str, text: str) -> click.Option:
+    return option(f"--{name}-seconds", "S", text, type=Finite(0, 600))
 
 
-start = Verb(
-    "start",
-    "cloudddp.cli.actions.simulator:start",
-    only_own_options=True,
+start = _Own(
+    "simulator:start",
     params=[
-        click.Option(
-            ["--port"],
+        option(
+            "--port",
+            "PORT",
+            "Port of the endpoint (0: any free one).",
             type=click.IntRange(0, 65535),
             default=0,
-            metavar="PORT",
-            help="Port of the endpoint (0: any free one).",
         ),
-        click.Option(
-            ["--nodes"],
+        option(
+            "--nodes",
+            None,
+            "Nodes as separate hosts (namespace), as such hosts with systemd and cloud-init (machine; "
+            "root only), or as processes of this computer; auto: namespace if possible.",
             type=click.Choice(["auto", "namespace", "machine", "process"]),
             default="auto",
-            help="Nodes as separate hosts (namespace), as such hosts with systemd and cloud-init (machine; "
-            "root only), or as processes of this computer; auto: namespace if possible.",
         ),
-        click.Option(
-            ["--interface", "interfaces"],
-            multiple=True,
-            metavar="NAME",
-            help="Name of the nodes' network interface (default: ens5). If repeated, the nodes take the "
+        option(
+            "--interface interfaces",
+            "NAME",
+            "Name of the nodes' network interface (default: ens5). If repeated, the nodes take the "
             "names in turn.",
+            multiple=True,
         ),
-        click.Option(
-            ["--policy"],
+        option(
+            "--policy",
+            "FILE",
+            "IAM policy (JSON) of the user that this simulator's key belongs to, instead of full access.",
             type=click.Path(dir_okay=False),
-            metavar="FILE",
-            help="IAM policy (JSON) of the user that this simulator's key belongs to, instead of full "
-            "access.",
         ),
-        click.Option(
-            ["--scp"],
+        option(
+            "--scp",
+            "FILE",
+            "Service control policy (JSON) of the account's organization; it limits every user.",
             type=click.Path(dir_okay=False),
-            metavar="FILE",
-            help="Service control policy (JSON) of the account's organization; it limits every user.",
         ),
         _seconds("pending", "Minimum time in state pending."),
         _seconds("booting", "Time from state running until SSH answers."),
@@ -102,10 +72,8 @@ start = Verb(
     """,
 )
 
-stop = Verb(
-    "stop",
-    "cloudddp.cli.actions.simulator:stop",
-    only_own_options=True,
+stop = _Own(
+    "simulator:stop",
     help="""Stop the simulator and every process of its nodes.
 
     Also cleans up after a simulator that has crashed.
@@ -116,10 +84,8 @@ stop = Verb(
     """,
 )
 
-status = Verb(
-    "status",
-    "cloudddp.cli.actions.simulator:status",
-    only_own_options=True,
+status = _Own(
+    "simulator:status",
     params=[JSON],
     help="""Show the simulator and its nodes.
 
@@ -129,10 +95,8 @@ status = Verb(
     """,
 )
 
-env = Verb(
-    "env",
-    "cloudddp.cli.actions.simulator:env",
-    only_own_options=True,
+env = _Own(
+    "simulator:env",
     help="""Print the variables that point AWS clients at the simulator.
 
     They are enough for API calls. If nodes are separate hosts (namespaces), their addresses exist only inside
@@ -144,10 +108,8 @@ env = Verb(
     """,
 )
 
-shell = Verb(
-    "shell",
-    "cloudddp.cli.actions.simulator:shell",
-    only_own_options=True,
+shell = _Own(
+    "simulator:shell",
     help="""Open a shell inside the simulator's network.
 
     Every AWS client in it uses the simulator. Nodes that are separate hosts (namespaces) can only be reached
@@ -160,10 +122,8 @@ shell = Verb(
     """,
 )
 
-exec_ = Verb(
-    "exec",
-    "cloudddp.cli.actions.simulator:exec_",
-    only_own_options=True,
+exec_ = _Own(
+    "simulator:exec_",
     passes_arguments=True,
     context_settings={"ignore_unknown_options": True},
     params=[click.Argument(["command"], nargs=-1, required=True, type=click.UNPROCESSED)],
@@ -177,19 +137,17 @@ exec_ = Verb(
     """,
 )
 
-session = Verb(
-    "session",
-    "cloudddp.cli.actions.simulator:session",
-    only_own_options=True,
+session = _Own(
+    "simulator:session",
     params=[
-        click.Option(["--target"], required=True, metavar="ID", help="Instance id of the node."),
-        click.Option(
-            ["--port"],
+        option("--target", "ID", "Instance id of the node.", required=True),
+        option(
+            "--port",
+            "PORT",
+            "Port of the node.",
             type=click.IntRange(1, 65535),
             default=22,
-            metavar="PORT",
             show_default=True,
-            help="Port of the node.",
         ),
     ],
     help="""Connect to a port of a node, as Session Manager does.
@@ -206,8 +164,7 @@ session = Verb(
 )
 
 fault = Verb(
-    "fault",
-    "cloudddp.cli.actions.simulator:fault",
+    "simulator:fault",
     params=[click.Argument(["kind"]), click.Argument(["nodes"], nargs=-1, required=True)],
     help="""Inject a fault into a node or its network.
 
@@ -232,17 +189,11 @@ fault = Verb(
 )
 
 interrupt = Verb(
-    "interrupt",
-    "cloudddp.cli.actions.simulator:interrupt",
+    "simulator:interrupt",
     params=[
         click.Argument(["node"]),
-        click.Option(
-            ["--seconds"],
-            type=Finite(0, 600),
-            default=120.0,
-            metavar="S",
-            show_default=True,
-            help="Length of the notice.",
+        option(
+            "--seconds", "S", "Length of the notice.", type=Finite(0, 600), default=120.0, show_default=True
         ),
     ],
     help="""Interrupt a spot node, after EC2's notice.
@@ -256,34 +207,19 @@ interrupt = Verb(
 )
 
 maintenance = Verb(
-    "maintenance",
-    "cloudddp.cli.actions.simulator:maintenance",
+    "simulator:maintenance",
     params=[
         click.Argument(["node"]),
-        click.Option(
-            ["--code"],
-            metavar="KIND",
-            type=click.Choice(
-                [
-                    "instance-reboot",
-                    "system-reboot",
-                    "system-maintenance",
-                    "instance-retirement",
-                    "instance-stop",
-                ]
-            ),
+        option(
+            "--code",
+            "KIND",
+            f"What will happen: {', '.join(_CODES)}.",
+            type=click.Choice(_CODES),
             default="instance-reboot",
             show_default=True,
-            help="What will happen: instance-reboot, system-reboot, system-maintenance, instance-retirement, "
-            "instance-stop.",
         ),
-        click.Option(
-            ["--seconds"],
-            type=Finite(0, 600),
-            default=600.0,
-            metavar="S",
-            show_default=True,
-            help="Time until it begins.",
+        option(
+            "--seconds", "S", "Time until it begins.", type=Finite(0, 600), default=600.0, show_default=True
         ),
     ],
     help="""Schedule maintenance of a node, as AWS does.
@@ -296,14 +232,9 @@ maintenance = Verb(
     """,
 )
 
-conditions = Verb(
-    "conditions",
-    "cloudddp.cli.actions.simulator:conditions",
-    only_own_options=True,
-    params=[
-        click.Argument(["changes"], required=False),
-        click.Option(["--clear"], is_flag=True, help="Reset all conditions."),
-    ],
+conditions = _Own(
+    "simulator:conditions",
+    params=[click.Argument(["changes"], required=False), flag("--clear", "Reset all conditions.")],
     help="""Change EC2 and network conditions: capacity, latency.
 
     CHANGES are JSON; without them, the current conditions are shown. docs/simulator.md lists them.
@@ -312,4 +243,18 @@ conditions = Verb(
     Example:
       cloudddp sim conditions '{"quota": {"on-demand-g": 8}}'
     """,
+)
+
+sim = LazyGroup(
+    "sim",
+    listed(conditions, env, exec_, fault, interrupt, maintenance, session, shell, start, status, stop),
+    help="""\
+Simulate EC2 on this computer, without an AWS account.
+
+Any AWS client can use the simulator.
+
+\b
+  cloudddp --sim up                starts it automatically
+  eval "$(cloudddp sim env)"       points this shell's AWS clients at it
+""",
 )

@@ -6,17 +6,17 @@ from datetime import datetime
 from typing import Any
 
 from cloudddp.aws.inventory import Instance
+from cloudddp.cluster import nodes_end
 from cloudddp.cluster.lookup import Ownership, Remains
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
 from cloudddp.errors import Message, inert, q
-from cloudddp.formats import counted, dollars, duration, table
-from cloudddp.operations.termination import PlannedEnd
+from cloudddp.formats import counted, dollars, table
 
 UNKNOWN_OWNER = "an unknown owner"
 
 
-def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = None) -> str:
+def cluster(found: Cluster, ownership: Ownership) -> str:
     head = f"cluster {found.name} ({found.id or 'no id'}) in {found.region}, created by {found.owner or '-'}"
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
@@ -27,7 +27,8 @@ def cluster(found: Cluster, ownership: Ownership, planned: PlannedEnd | None = N
         )
     if found.live:
         head += f"\n  {spending(found)}"
-        head += "".join(f"\n  {line}" for line in _earlier(found, planned))
+        if unused := nodes_end.of(found).unused:
+            head += f"\n  or {unused}"
     return head + "\n" + nodes_table(found)
 
 
@@ -43,27 +44,13 @@ def end_of(found: Cluster) -> str:
     return f"{found.time_left}; `down` terminates it" if found.overdue else f"terminates in {found.time_left}"
 
 
-def _earlier(found: Cluster, planned: PlannedEnd | None) -> list[str]:
-    """Return what ends the nodes before the deadline."""
-    lines = []
-    if planned is not None:
-        lines.append(f"or {planned.text}")
-    if found.idle_minutes:
-        lines.append(
-            f"or after {duration(60 * found.idle_minutes)} without a job and an SSH connection (idle_minutes)"
-        )
-    return lines
-
-
 def nodes_table(found: Cluster) -> str:
     rows = [
-        (str(rank), node.id, node.state, node.type, node.zone, node.private_ip, node.public_ip or "-")
-        for rank, node in found.nodes.items()
-    ]
-    foreign = (one.instance for one in found.foreign)
-    rows += [
-        ("-", node.id, node.state, node.type, node.zone, node.private_ip, node.public_ip or "-")
-        for node in foreign
+        (rank, node.id, node.state, node.type, node.zone, node.private_ip, node.public_ip or "-")
+        for rank, node in (
+            *((str(rank), node) for rank, node in found.nodes.items()),
+            *(("-", one.instance) for one in found.foreign),
+        )
     ]
     rows += [("-", node.id, node.state, node.type, node.zone, "-", "-") for node in found.gone]
     header = ("NODE", "INSTANCE", "STATE", "TYPE", "ZONE", "PRIVATE", "PUBLIC")
@@ -135,12 +122,9 @@ def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
 
 
 def cluster_json(
-    found: Cluster,
-    ownership: Ownership,
-    credentials_end: datetime | None = None,
-    planned: PlannedEnd | None = None,
+    found: Cluster, ownership: Ownership, credentials_end: datetime | None = None
 ) -> dict[str, Any]:
-    hour, bill = found.hour, found.cost()
+    hour, bill, plan = found.hour, found.cost(), nodes_end.planned(found.id)
     return {
         "cluster": found.name,
         "cluster_id": found.id or None,
@@ -149,8 +133,8 @@ def cluster_json(
         "yours": ownership.owns(found),
         "created": found.created.isoformat() if found.created else None,
         "expires": found.expires.isoformat() if found.expires else None,
-        "ends_after_job": planned.job if planned is not None else None,
-        "ends_after_job_minutes": planned.minutes if planned is not None else None,
+        "ends_after_job": plan.job if plan is not None else None,
+        "ends_after_job_minutes": plan.minutes if plan is not None else None,
         "idle_minutes": found.idle_minutes or None,
         "usd_per_hour": None if hour is None else round(hour, 4),
         "usd_per_hour_is_at_most": found.spot,

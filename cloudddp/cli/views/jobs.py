@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
 from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
+from cloudddp.cluster.nodes_end import NodesEnd
 from cloudddp.errors import Message, inert, q
-from cloudddp.formats import counted, duration, moment, table, width_of
+from cloudddp.formats import counted, duration, table, width_of
 from cloudddp.job.status import JobRecord
 from cloudddp.text import node_list, one_line, size_of
 
@@ -48,23 +50,14 @@ def state_text(record: JobRecord) -> str:
     return record.status + (", stalled" if record.stalled else "") + restarts
 
 
-def ending(known: Sequence[JobRecord]) -> str:
-    """Return when the nodes end because of a job, as a sentence, or ''."""
+def ending(known: Sequence[JobRecord], end: NodesEnd) -> str:
+    """Return when the nodes end because of a job, as a sentence, or ''. `end`: as far as this computer
+    knows."""
     for record in reversed(known):
-        if record.ends is not None:
-            why = "was launched with --down" if record.poweroff is not None else "stalled (on_stall = down)"
-            left = record.ends - time.time()
-            if left < 0:
-                return Message(
-                    f"the nodes should have ended at {_moment(record.ends)} (job {record.id} {why}) and "
-                    "still run: `cloudddp down` ends them"
-                )
-            return f"the nodes end in {duration(left)}, at {_moment(record.ends)}: job {record.id} {why}"
-        if record.poweroff is not None and not record.status.ended:
-            return (
-                f"the nodes end {duration(record.poweroff)} after job {record.id}, which was launched with "
-                "--down"
-            )
+        grace = record.poweroff if record.grace is None and not record.status.ended else record.grace
+        if grace is not None:
+            used = None if record.grace is None else time.time() - record.unused
+            return replace(end, grace=grace, why=f"--keep of job {record.id}", used=used).sentence
     return ""
 
 
@@ -170,7 +163,7 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "nodes": list(record.nodes),
         "rank_zero_node": record.rank_zero,
         "training": _training_json(record.training),
-        "nodes_end": iso(record.ends),
+        "nodes_end": None if record.grace is None else iso(time.time() - record.unused + record.grace),
         "nodes_end_after_seconds": record.poweroff,
         "resumed_from": record.resumed_from or None,
         "stragglers": [_straggler_json(one) for one in record.stragglers],
@@ -225,10 +218,6 @@ def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
         "best_accuracy": training.best_accuracy,
         "reported": iso(training.reported),
     }
-
-
-def _moment(seconds: float) -> str:
-    return moment(datetime.fromtimestamp(seconds, UTC))
 
 
 def iso(seconds: float | None) -> str | None:

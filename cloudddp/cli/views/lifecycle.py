@@ -9,6 +9,7 @@ from cloudddp import formats
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cli.views.clusters import UNKNOWN_OWNER, amount, at, end_of, nodes_table
+from cloudddp.cluster import nodes_end
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.preconditions import reservation_title
@@ -30,7 +31,7 @@ def plans(
     if spec.wait_capacity != "0":
         lines[-1] += f"; if no zone has capacity, tries again for {spec.wait_capacity}"
     lines += [f"            else {_else(one, found[0], spec)}" for one in found[1:]]
-    warnings = dict.fromkeys(one.image.warning for one in found if one.image.warning)
+    warnings = dict.fromkeys(one.context.image.warning for one in found if one.context.image.warning)
     return "\n".join(lines + [f"  warning   {text}" for text in warnings])
 
 
@@ -49,7 +50,9 @@ def _else(the_plan: Plan, first: Plan, spec: ClusterSpec) -> str:
 
 def _zones(the_plan: Plan) -> str:
     zones = [launch.zone for launch in the_plan.launches]
-    return f"{the_plan.region}: {zones[0]}" + (f", else {' or '.join(zones[1:])}" if zones[1:] else "")
+    return f"{the_plan.context.region}: {zones[0]}" + (
+        f", else {' or '.join(zones[1:])}" if zones[1:] else ""
+    )
 
 
 def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: datetime | None = None) -> str:
@@ -75,7 +78,7 @@ def plan(the_plan: Plan, info: TypeInfo, spec: ClusterSpec, credentials_end: dat
         )
     if spec.idle_minutes:
         lines.append(
-            f"  idle      a node ends after {duration(60 * spec.idle_minutes)} without a job and an SSH "
+            f"  idle      a node ends once unused for {duration(60 * spec.idle_minutes)}: no job, no SSH "
             "connection"
         )
     if (how := _access(spec)) is not None:
@@ -166,6 +169,8 @@ def up(created: UpResult) -> str:
         who = f"created by {cluster.owner or '-'} {at(cluster.created)}"
         head = f"cluster {cluster.name} is already up, {who}; nothing was changed"
     end = end_of(cluster) if cluster.overdue else f"its nodes terminate in {cluster.time_left}"
+    if unused := nodes_end.of(cluster).unused:
+        end += f", or {unused}"
     return f"{head}; {end}\n{nodes_table(cluster)}"
 
 
@@ -198,7 +203,7 @@ def not_removed(report: DownReport) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in report.others:
         created = f", created {at(one.tags.created)}" if one.tags.created else ""
-        owner = f"{one.cluster_id or 'no id'} of {one.tags.owner or UNKNOWN_OWNER}{created}"
+        owner = f"{one.tags.cluster_id or 'no id'} of {one.tags.owner or UNKNOWN_OWNER}{created}"
         found.setdefault(owner, []).append(one.id)
     return [f"cluster {owner}: {', '.join(ids)}" for owner, ids in found.items()]
 

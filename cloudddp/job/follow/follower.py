@@ -17,15 +17,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE
-from cloudddp.job.follow.decide import (
-    AskAws,
-    Continue,
-    Done,
-    Policy,
-    decide,
-    liveness_changes,
-    silence_due,
-)
+from cloudddp.config.timing import Timing, current
+from cloudddp.job.follow.decide import Action, decide, liveness_changes, silence_due
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
@@ -63,35 +56,37 @@ class _Progress:
 @dataclass(eq=False)
 class JobFollower:
     """`ended_instances` is called in a thread while nodes are quiet, so that terminated ones are lost at
-    once. `bars`: report lines that progress bars overwrite every few seconds."""
+    once. `bars`: report lines that progress bars overwrite every few seconds. `wait`: until the job ends;
+    otherwise read the logs as they are."""
 
     runner: Runner
     job: str
     nodes: Iterable[int]
-    policy: Policy
     _: KW_ONLY
     on_line: OnLine
     on_quiet: OnQuiet = lambda _node, _quiet: None
     on_silence: OnSilence | None = None
     bars: bool = False
+    wait: bool = True
+    timing: Timing = field(default_factory=current)
     selection: LogSelection = EVERYTHING
     ended_instances: EndedInstances = dict
 
     def __post_init__(self) -> None:
         nodes = frozenset(self.nodes)
         self._queue = EventQueue()
-        self._liveness = Liveness(nodes, self.policy.timing)
+        self._liveness = Liveness(nodes, self.timing)
         self._connections = Connections(self.runner, nodes)
         self._progress = _Progress(0, FollowState.of(nodes))
         self._streams = [
             NodeStream(
                 node,
                 self.job,
-                wait=self.policy.wait,
+                wait=self.wait,
                 connections=self._connections,
                 liveness=self._liveness,
                 emit=self._queue.put,
-                timing=self.policy.timing,
+                timing=self.timing,
                 selection=self.selection,
             )
             for node in sorted(nodes)
@@ -115,14 +110,12 @@ class JobFollower:
         """Return whether the job has ended; if not, handle the next event without reporting it, for which it
         waits up to POLL seconds. The next `run` reports what has arrived, at most MOST_UNREPORTED lines.
         `now`: by the clock of `_liveness`."""
-        match decide(self._state, self.policy, self._liveness.clock() if now is None else now):
-            case Continue():
-                self._advance()
-            case AskAws():
-                self._ask_aws()
-            case Done():
-                return True
-        return False
+        action = decide(self._state, self.timing, self._liveness.clock() if now is None else now)
+        if action is Action.CONTINUE:
+            self._advance()
+        elif action is Action.ASK_AWS:
+            self._ask_aws()
+        return action is Action.DONE
 
     def close(self) -> None:
         """Stop reading, and replacing connections: replacing one closes the old one, which the caller may be
@@ -156,11 +149,8 @@ class JobFollower:
 
     def _advance(self) -> None:
         """Apply a change of liveness or what is due or else the next event, if one arrives in time."""
-        if (change := self._change_of_liveness()) is not None:
+        if (change := self._change_of_liveness() or self._due()) is not None:
             self._apply(change)
-            return
-        if (due := self._due()) is not None:
-            self._apply(due)
             return
         number = self._progress.next
         event = self._queue.get(number, POLL)
@@ -183,14 +173,14 @@ class JobFollower:
         if self._queue.backlogged:
             return None  # this side is slow: heartbeats wait behind the logs
         now, wall = self._liveness.clock(), time.time()
-        last_seen, timing = self._liveness.last_seen, self.policy.timing
+        last_seen, timing = self._liveness.last_seen, self.timing
         return next(liveness_changes(self._state, last_seen, now=now, wall=wall, timing=timing), None)
 
     def _due(self) -> BarsDue | Silence | None:
-        if not self.policy.wait:
+        if not self.wait:
             return None
         kinds = (BarsDue,) * self.bars + (Silence,) * (self.on_silence is not None)
-        found = silence_due(self._state, self.policy.timing, self._liveness.clock())
+        found = silence_due(self._state, self.timing, self._liveness.clock())
         return next((event for event in found if isinstance(event, kinds)), None)
 
     def _ask_aws(self) -> None:

@@ -79,36 +79,29 @@ class LineSplitter:
     several. Bytes that are not UTF-8 become lone surrogates, as in os.fsdecode."""
 
     def __init__(self) -> None:
-        self._partial = bytearray()
+        self._partial = b""
 
     def feed(self, data: bytes, *, last: bool = False) -> list[str]:
         """Return the lines that are complete; with `last` also the one without a line break."""
-        *complete, rest = (bytes(self._partial) + data).split(b"\n")
-        self._partial = bytearray(rest)
-        lines = [piece for line in complete for piece in _pieces(line)]
-        while len(self._partial) > MAX_LINE:
-            cut = _character_boundary(self._partial, MAX_LINE)
-            lines.append(_piece(bytes(self._partial[:cut])))
-            del self._partial[:cut]
+        *complete, rest = (self._partial + data).split(b"\n")
+        *full, self._partial = _pieces(rest)
+        found = [piece for line in complete for piece in _pieces(line)] + full
         if last and self._partial:
-            lines += _pieces(bytes(self._partial))
-            self._partial.clear()
-        return lines
+            found.append(self._partial)
+            self._partial = b""
+        shown = (OpenLine().extended(piece).data.rstrip(b"\r") for piece in found)
+        return [piece.decode("utf-8", errors="surrogateescape") for piece in shown]
 
 
-def _pieces(line: bytes) -> Iterator[str]:
+def _pieces(line: bytes) -> Iterator[bytes]:
     while len(line) > MAX_LINE:
         cut = _character_boundary(line, MAX_LINE)
-        yield _piece(line[:cut])
+        yield line[:cut]
         line = line[cut:]
-    yield _piece(line)
+    yield line
 
 
-def _piece(line: bytes) -> str:
-    return OpenLine().extended(line).data.rstrip(b"\r").decode("utf-8", errors="surrogateescape")
-
-
-def _character_boundary(data: bytes | bytearray, cut: int) -> int:
+def _character_boundary(data: bytes, cut: int) -> int:
     """Return the largest index up to `cut` that splits no UTF-8 character, or `cut` where the data is not
     UTF-8."""
     return next((at for at in range(cut, cut - 4, -1) if data[at] & 0xC0 != 0x80), cut)

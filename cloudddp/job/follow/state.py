@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
@@ -33,12 +33,11 @@ TAIL_LINE_LENGTH = 4096  # characters; so that the size of a report is bounded
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A complete line of a rank's log; with `bar` one that will be overwritten, as it is now."""
+    """A complete line of a rank's log, or one that will be overwritten, as it is now."""
 
     node: int
     rank: int
     text: str
-    bar: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,17 +122,6 @@ class FollowState:
         return first.node if first is not None and first.cause in (Cause.AGENT, Cause.SILENT) else None
 
     @property
-    def all_lost(self) -> bool:
-        """Whether every node is lost: most likely this computer is offline, unless the instances have
-        ended."""
-        return all(one.lost is not None for one in self.nodes.values())
-
-    @property
-    def all_ended(self) -> bool:
-        """Whether AWS reports that every instance has ended."""
-        return all(one.lost is not None and one.lost.instance_ended for one in self.nodes.values())
-
-    @property
     def faulty(self) -> NodeError | None:
         """The error of a node whose replies are not the agent's; None if there is none."""
         return next((lost.error for lost in self.lost.values() if lost.error is not None), None)
@@ -181,15 +169,10 @@ class FollowState:
         logs = self.nodes[node].logs
         log = logs.get(rank, RankLog())
         complete, line = lines.split(log.line, data, last=last)
-        bar = "" if complete else log.bar
-        changed = self._with(node, logs={**logs, rank: RankLog(log.tail, line, bar)}, retried=False)
-        return changed._with_lines(node, rank, complete) if complete else changed
-
-    def _with_lines(self, node: int, rank: int, complete: Sequence[str]) -> FollowState:
-        logs = self.nodes[node].logs
-        log = logs[rank]
+        if not complete:
+            return self._with(node, logs={**logs, rank: replace(log, line=line)}, retried=False)
         tail = (*log.tail, *(text[:TAIL_LINE_LENGTH] for text in complete[-TAIL_LINES:]))[-TAIL_LINES:]
-        changed = self._with(node, logs={**logs, rank: replace(log, tail=tail)})
+        changed = self._with(node, logs={**logs, rank: RankLog(tail, line)}, retried=False)
         return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
 
     def _with_output(self, rank: int, data: bytes, now: float) -> FollowState:
@@ -208,7 +191,7 @@ class FollowState:
                 if log.line.overwritten and text and text != log.bar:
                     logs = {**state.nodes[node].logs, rank: replace(log, bar=text)}
                     state = state._with(node, logs=logs)
-                    state = replace(state, lines=(*state.lines, Line(node, rank, text, bar=True)))
+                    state = replace(state, lines=(*state.lines, Line(node, rank, text)))
         return state
 
     def _with_lost(self, lost: Iterable[NodeLost]) -> FollowState:

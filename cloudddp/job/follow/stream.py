@@ -234,7 +234,8 @@ class NodeStream:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
         # it long before its connection times out.
         since = time.time() - self.liveness.silence(self.node)
-        self.emit(NodeLost(self.node, _reason(error), since))
+        reason = (error.reason if isinstance(error, NodeError) else "") or str(error)
+        self.emit(NodeLost(self.node, reason, since))
 
     def _event(self, frame: Frame) -> Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
@@ -289,7 +290,3 @@ class NodeStream:
             quiet = self.liveness.silence(node) >= self.timing.heartbeat
             if quiet and self.connections.check(node, self.timing.heartbeat):
                 self.liveness.answered(node)
-
-
-def _reason(error: Exception) -> str:
-    return (error.reason if isinstance(error, NodeError) else "") or str(error)

@@ -7,21 +7,13 @@ project's folder counts.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.file_steps import Selection
-from cloudddp.agent.protocol.results import (
-    LeftFile,
-    NewFiles,
-    NewFilesReply,
-    NewFilesRequest,
-    PulledRequest,
-)
+from cloudddp.agent.protocol.results import NewFiles, NewFilesReply, NewFilesRequest, PulledRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec import JobSpec
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.placing import Pulled
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
@@ -37,15 +29,9 @@ def find_all(
     """
 
     def ask(node: int) -> NewFilesReply:
-        try:
-            return find(runner, node, job, job_id=job_id)
-        except Exception:
-            if not retry:
-                raise
-            runner.reconnect(node)
-            return find(runner, node, job, job_id=job_id)
+        return find(runner, node, job, job_id=job_id)
 
-    return runner.each(ask, fatal=lambda _: False)
+    return runner.each(client.repeated(runner, ask) if retry else ask, fatal=lambda _: False)
 
 
 def find(
@@ -57,25 +43,23 @@ def find(
     timeout: float = REPLY_SECONDS,
 ) -> NewFilesReply:
     """Return the new files on one node. Raises NodeError."""
-    request = NewFilesRequest(
-        project=PROJECT,
-        outputs=tuple(job.outputs),
-        scratch=tuple(job.scratch),
-        job=job_id,
-        limit=limit_of(job),
+    return client.call(runner, node, _request(runner, job, job_id), timeout=timeout)
+
+
+def selection_of(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest | None:
+    """Return what a pull without names takes, or None: the outputs."""
+    return None if job.outputs else _request(runner, job, job_id)
+
+
+def _request(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest:
+    return NewFilesRequest(
+        PROJECT,
+        tuple(job.outputs),
+        tuple(job.scratch),
+        job_id,
+        limit=int(job.pull_mb * 2**20),
         present=tuple(runner.ids.values()),
     )
-    return client.call(runner, node, request, timeout=timeout)
-
-
-def limit_of(job: JobSpec) -> int:
-    return int(job.pull_mb * 2**20)
-
-
-def selection_of(runner: Runner, job: JobSpec, job_id: str) -> Selection | None:
-    """Return what a pull without names takes, or None: the outputs."""
-    present = tuple(runner.ids.values())
-    return None if job.outputs else Selection(job_id, tuple(job.scratch), limit_of(job), present)
 
 
 def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled) -> None:
@@ -97,34 +81,13 @@ def lost_files(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:
 # -- for messages ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NodeFiles:
-    """The new files of one node, of all jobs together: in job.outputs, and elsewhere in the project.
-
-    `complete` is False where there were too many files to check them all. `left` are paths that a pull has
-    left out, and why.
-    """
-
-    node: int
-    outputs: tuple[NewFiles, ...]
-    others: tuple[NewFiles, ...]
-    complete: bool = True
-    left: tuple[LeftFile, ...] = ()
-
-
-def by_node(replies: Mapping[int, NewFilesReply]) -> list[NodeFiles]:
-    """Return the new files of each node that has some."""
-    found = [
-        NodeFiles(
-            node,
-            tuple(one.outputs for one in reply.jobs if one.outputs.files),
-            tuple(one.others for one in reply.jobs if one.others.files),
-            reply.complete,
-            reply.left,
-        )
+def by_node(replies: Mapping[int, NewFilesReply]) -> dict[int, NewFilesReply]:
+    """Return the replies of the nodes that have files which were not pulled, or may have."""
+    return {
+        node: reply
         for node, reply in sorted(replies.items())
-    ]
-    return [one for one in found if one.outputs or one.others or one.left or not one.complete]
+        if reply.outputs or reply.others or reply.left or not reply.complete
+    }
 
 
 def names_of(found: Iterable[NewFiles]) -> tuple[str, ...]:

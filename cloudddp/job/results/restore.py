@@ -13,7 +13,6 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
-from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import (
     Part,
@@ -25,17 +24,13 @@ from cloudddp.agent.protocol.checkpoints import (
     refusal,
 )
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of, manifest_to_wire, nested
-from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.results import PulledRequest
-from cloudddp.agent.protocol.transfer import Listing
-from cloudddp.cluster.connect import PROJECT, probe
+from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of
+from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Message, UsageError, q
 from cloudddp.formats import counted
 from cloudddp.job import launch_record, project_files
-from cloudddp.job.results import checkpoints, new_files, safe_names
+from cloudddp.job.results import checkpoints, safe_names
 from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.job.sync import report_replaced
 from cloudddp.job.transfer import Transfer
@@ -99,7 +94,6 @@ def check_complete(folders: Sequence[Path]) -> list[str]:
 def restore(
     runner: Runner,
     cluster: Cluster,
-    job: JobSpec,
     folders: Sequence[Path],
     *,
     project: Collection[str],
@@ -126,22 +120,15 @@ def restore(
             Transfer(
                 runner,
                 root,
-                Listing(nested(manifest_to_wire(manifest))),
-                [Peer(node, cluster.nodes[node].private_ip, probes[node].free_port) for node in nodes],
-                approve=lambda _node, _wants: None,
+                manifest,
+                {node: cluster.nodes[node].private_ip for node in nodes},
                 note=progress,
-                adds=True,
+                put_back=known,
             )
             .run()
             .all()
         )
         report_replaced(replies, progress)
-        for node in nodes:  # they are here: they do not wait to be pulled
-            time_ns = new_files.find(runner, node, job).time_ns
-            request = PulledRequest(
-                PROJECT, tuple(sorted(manifest)), time_ns, put_back=True, checkpoints=known
-            )
-            client.call(runner, node, request)
         count += len(manifest)
     return count
 

@@ -6,18 +6,16 @@ nothing is written through a link, and a file that is newer on this computer sta
 
 from __future__ import annotations
 
-import os
+import contextlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
 from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
-from cloudddp.agent.protocol.manifest import FILE
-from cloudddp.agent.protocol.manifest import LINK as LINK_ENTRY
+from cloudddp.agent.protocol.manifest import FILE, Entry
 from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
@@ -25,9 +23,9 @@ from cloudddp.aws.s3 import Object
 from cloudddp.files import Folder
 from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import incoming, pull, safe_names
-from cloudddp.job.results.pull import Pulled
+from cloudddp.job.results.notes import Notes
+from cloudddp.job.results.placing import Placing, Pulled
 from cloudddp.job.results.safe_names import Parts
-from cloudddp.job.results.unpack import Entry, Notes, Refused, Unpack, cannot_write, local_time
 
 MAX_REPORT = 1 << 18  # bytes of a node's report
 _NAME = re.compile(
@@ -82,30 +80,38 @@ def fetch(
 ) -> Pulled:
     """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
     AWSError, with nothing moved."""
-    roots = pull.check_names(names)
+    roots = safe_names.requested(names)
     pull.check_target(to)
     notes = Notes()
-    chosen = {name: one for name, one in sorted(found.items()) if _is_requested(name, roots)}
+    chosen = [one for one in sorted(found.items()) if _is_requested(one[0], roots)]
     if not chosen:
         return Pulled(0, 0, ())
     folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
-    with pull.target_folder(to) as target, incoming.incoming(target, folder, keeps=False) as arrived:
-        try:
-            with Unpack(arrived.files, roots, notes, node) as unpack:
-                metadata = s3.download(aws, place.bucket, _files(chosen, arrived.before, unpack))
-                placing = _Placing(unpack, notes, arrived.before, target)
-                for number, (name, one) in enumerate(chosen.items()):
-                    placing.place(number, _entry(name, one, metadata.get(one.key, {})))
-            moved = incoming.move_results(arrived.files, target, notes, known or Checkpoints({}), node=node)
-        except OSError as error:
-            raise cannot_write(to, error) from None
-    return Pulled(
-        moved.files,
-        moved.size,
-        notes.lines(),
-        left=notes.left,
-        incomplete=tuple(moved.incomplete),
-    )
+    with (
+        incoming.target_folder(to) as target,
+        incoming.incoming(target, folder, keeps=False) as arrived,
+        contextlib.closing(Placing(arrived, target, roots, notes, node)) as placing,
+    ):
+        for number, (name, one) in enumerate(chosen):
+            with _noting(notes, name):
+                placing.file(number, name, Entry(FILE, 0o644, one.size, -1, ""))
+        placing.check_space()
+        files = ((chosen[number][1], placing.open(number)) for number in placing.wanted)
+        metadata = s3.download(aws, place.bucket, files)
+        for number in placing.wanted:
+            name, one = chosen[number]
+            about = metadata.get(one.key, {})
+            mtime_ns, link = _time(about.get(MTIME, "")), about.get(LINK, "")
+            if mtime_ns and _time_here(target, name) > mtime_ns:
+                notes.left_out(name, "the file on this computer is newer", counts=False)
+                placing.drop(name)
+            elif link and not one.size:
+                placing.drop(name)
+                with _noting(notes, name):
+                    placing.link(name, link, mtime_ns)
+            else:
+                placing.set_time(name, mtime_ns)
+        return placing.move(known or Checkpoints({}))
 
 
 def _is_requested(name: str, roots: Sequence[Parts]) -> bool:
@@ -115,61 +121,23 @@ def _is_requested(name: str, roots: Sequence[Parts]) -> bool:
         return True  # it is reported as left out
 
 
-def _files(chosen: Mapping[str, Object], folder: Folder, unpack: Unpack) -> Iterator[tuple[Object, BinaryIO]]:
-    """Yield the objects that are downloaded, each with a file named by its number."""
-    for number, (name, one) in enumerate(chosen.items()):
-        if _is_written(name):
-            unpack.check_space(folder, name, one.size)
-            yield one, os.fdopen(folder.create(str(number), 0o644), "wb")
-
-
-def _is_written(name: str) -> bool:
+@contextlib.contextmanager
+def _noting(notes: Notes, name: str) -> Iterator[None]:
+    """Leave out what no node of ours has written."""
     try:
-        path = safe_names.split(name)
-    except ValueError:
-        return False
-    return not (any(map(safe_names.guarded, path)) or safe_names.too_long(path))
+        yield
+    except ProtocolError as error:
+        notes.left_out(name, str(error))
 
 
-def _entry(name: str, one: Object, metadata: Mapping[str, str]) -> Entry:
-    """Return what a file or a link is placed as: without a size, because its contents are here."""
-    text = metadata.get(MTIME, "")
-    mtime = (
-        min(int(text), int(MAX_TIME) * 10**9) if text.isascii() and text.isdigit() and len(text) < 30 else 0
-    )
-    link = metadata.get(LINK, "") if not one.size else ""
-    return Entry(name, LINK_ENTRY if link else FILE, 0, 0o644, mtime, link)
+def _time(text: str) -> int:
+    is_number = text.isascii() and text.isdigit() and len(text) < 30
+    return min(int(text), int(MAX_TIME) * 10**9) if is_number else 0
 
 
-@dataclass
-class _Placing:
-    """Moves files that have been downloaded to `folder` to their paths among those that are unpacked."""
-
-    unpack: Unpack
-    notes: Notes
-    folder: Folder
-    target: Folder
-
-    def place(self, number: int, entry: Entry) -> None:
-        if entry.mtime_ns and self._is_newer_here(entry):
-            self.notes.left_out(entry.name, "the file on this computer is newer", counts=False)
-            return
-        try:
-            self.unpack.begin(entry)
-        except Refused as error:
-            self.notes.left_out(entry.name, str(error))
-            return
-        if self.unpack.writes:
-            self.unpack.end(0)  # the empty file, which the one that was downloaded replaces
-            path, source = safe_names.split(entry.name), self.folder.descriptor
-            moment = local_time(entry.mtime_ns)
-            os.utime(str(number), ns=(moment, moment), dir_fd=source, follow_symlinks=False)
-            to = self.unpack.parent(path).descriptor
-            os.rename(str(number), path[-1], src_dir_fd=source, dst_dir_fd=to)
-
-    def _is_newer_here(self, entry: Entry) -> bool:
-        try:
-            parts = safe_names.split(entry.name)
-            return self.target.path.joinpath(*parts).lstat().st_mtime_ns > entry.mtime_ns
-        except (OSError, ValueError):
-            return False
+def _time_here(target: Folder, name: str) -> int:
+    """Return the time of what the target has at a path (ns), 0 for nothing."""
+    try:
+        return (target.path / name).lstat().st_mtime_ns
+    except OSError:
+        return 0

@@ -12,6 +12,10 @@ import re
 import unicodedata
 from collections.abc import Sequence
 
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.manifest import link_end
+from cloudddp.errors import UsageError
+
 MAX_DEPTH = 64  # folders inside one another: each is held open, and macOS allows 256 open files
 MAX_COMPONENT = 255  # bytes, on every usual file system
 # Beside results: logs of the agents and the report, and incomplete checkpoints. No result gets these names.
@@ -30,13 +34,16 @@ _MAX_CHARACTERS = MAX_COMPONENT // 4  # that surely fit: UTF-8 has at most 4 byt
 def requested(names: Sequence[str]) -> tuple[Parts, ...]:
     """Return the paths of the names that a user requested, without those that lie below another of them.
 
-    Raises ValueError, with the name, for one that leads out of the project.
+    Raises UsageError for one that leads out of the project.
     """
     found: list[Parts] = []
     for name in names:
         plain = posixpath.normpath(name)
         if not name or name.startswith(("/", "~")) or ".." in name.split("/") or "\0" in name:
-            raise ValueError(name)
+            raise UsageError(
+                f"{name!r} is not a path inside the project",
+                hint="give a path relative to the project's folder",
+            )
         found.append(() if plain == "." else tuple(plain.split("/")))
     chosen = sorted(set(found), key=len)
     return tuple(path for at, path in enumerate(chosen) if not covers(chosen[:at], path))
@@ -45,6 +52,21 @@ def requested(names: Sequence[str]) -> tuple[Parts, ...]:
 def covers(roots: Sequence[Parts], path: Parts) -> bool:
     """Return whether a path is one of `roots` or lies below one."""
     return any(path[: len(root)] == root for root in roots)
+
+
+def checked(name: str, roots: Sequence[Parts], link: str | None = None) -> Parts:
+    """Return the components of a name that is at or below one of `roots`, of a link with the target `link`.
+    Raises ProtocolError for one that no agent sends."""
+    try:
+        path = split(name)
+    except ValueError as error:
+        raise ProtocolError(f"{name!r} {error}") from None
+    if not covers(roots, path):
+        raise ProtocolError(f"{name!r} was not requested")
+    end = path if link is None else link_end(path, link)
+    if end is None or not covers(roots, end):
+        raise ProtocolError(f"{name!r} is a link to {link!r}, which was not requested")
+    return path
 
 
 def split(name: str) -> Parts:

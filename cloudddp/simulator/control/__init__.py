@@ -13,7 +13,7 @@ from cloudddp.simulator.control.admin_client import (
     nodes,
     permissions,
 )
-from cloudddp.simulator.control.environment import HIDDEN, enter, environment
+from cloudddp.simulator.control.environment import HIDDEN, enter, environment, use
 from cloudddp.simulator.control.node_session import relay
 from cloudddp.simulator.control.options import denies_everything
 from cloudddp.simulator.control.process import start, stop
@@ -37,4 +37,5 @@ __all__ = [
     "relay",
     "start",
     "stop",
+    "use",
 ]

@@ -65,3 +65,12 @@ def enter(sim: Simulator) -> None:
         raise CloudDDPError(
             f"cannot enter the simulator's network: {error}", hint="cloudddp sim stop, then start it"
         ) from error
+
+
+def use(sim: Simulator) -> None:
+    """Enter the network of the simulator's nodes, and point the AWS clients of this process, and of the ones
+    that it starts, at it."""
+    enter(sim)
+    for name in HIDDEN:
+        os.environ.pop(name, None)
+    os.environ.update(environment(sim))

@@ -27,8 +27,9 @@ _LAST_CAPABILITY = Path("/proc/sys/kernel/cap_last_cap")
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 # What sshd and a node's own root need, by number from linux/capability.h. Capabilities that reach beyond the
-# node (clock, modules, mounts, network configuration, raw disks, other hosts' processes) are missing.
-NODE_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 29, 31})
+# node (clock, modules, mounts, network configuration, raw disks) are missing. With ptrace (19) root sees who
+# has which socket; it reaches the processes of its pid namespace only.
+NODE_CAPABILITIES = frozenset({0, 1, 3, 4, 5, 6, 7, 8, 10, 13, 18, 19, 29, 31})
 
 
 @functools.cache

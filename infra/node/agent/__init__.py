@@ -32,7 +32,7 @@ of its request, and `step(request)`:
     conclude   record the verdict of the other nodes on one whose agent could not take part
     jobs       list the jobs of this node
     stacks     read the stacks of a job's ranks
-    poweroff   change when this node powers off by itself
+    poweroff   change after how much time without a use this node ends
     new_files  list the files that jobs wrote into the project and that were not pulled yet
     pulled     record what has been pulled
     pack       write files of the project to stdout, as far as the laptop lacks them

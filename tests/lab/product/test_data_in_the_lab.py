@@ -54,8 +54,7 @@ def test_nodes_read_the_bucket_with_their_role(cli: CommandLine, s3: Any) -> Non
         s3.put_object(Bucket=BUCKET, Key=f"sets/one/{name}", Body=name.encode())
     settings(cli, "sets/one")
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
-    done = cli("launch", "train.py")
-    assert done.returncode == 0, done.stderr
+    done = cli.exits(0, "launch", "train.py")
     assert done.stdout.count("read a b") == 2
     assert done.stdout.count("read only") == 2
     assert done.stderr.count(f"s3://{BUCKET}/sets/one: 2 files, 2 bytes, are in") == 2
@@ -66,13 +65,10 @@ def test_nodes_read_the_bucket_with_their_role(cli: CommandLine, s3: Any) -> Non
     assert cli.ok("launch", "train.py").count("read b c") == 2
 
     settings(cli, "sets/missing")
-    refused = cli("launch", "train.py")
-    assert refused.returncode == 1
-    assert f"s3://{BUCKET}/sets/missing/ was not copied: it has no objects" in refused.stderr
+    refused = cli.fails(1, "launch", "train.py")
+    assert f"s3://{BUCKET}/sets/missing/ was not copied: it has no objects" in refused
     settings(cli, "others")
-    denied = cli("launch", "train.py")
-    assert denied.returncode == 1
-    assert "is not authorized to perform: s3:ListBucket" in denied.stderr
+    assert "is not authorized to perform: s3:ListBucket" in cli.fails(1, "launch", "train.py")
 
 
 WRITES = """
@@ -90,12 +86,9 @@ if not os.path.exists(path): raise FileNotFoundError(f"Checkpoint file not found
 def test_file_that_only_another_node_has_is_named_and_can_be_shared(lab_cli: CommandLine) -> None:
     direct(lab_cli, nodes=2)
     lab_cli.write("train.py", WRITES)
-    done = lab_cli("launch", "train.py")
-    assert done.returncode == 1, done.stderr
+    done = lab_cli.exits(1, "launch", "train.py")
     assert "only node 1 has out/run/best.ckpt; nodes share no disk: add" in done.stderr
     assert 'the lines [[shared]] and path = "out", ' in done.stderr
     lab_cli.ok("exec", "rm -rf out")
     lab_cli.write("cloudddp.toml", '[[shared]]\npath = "out"\n')
-    done = lab_cli("launch", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert "results: node 0: out/ (" in done.stderr
+    assert "results: node 0: out/ (" in lab_cli.messages("launch", "train.py")

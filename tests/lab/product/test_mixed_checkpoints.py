@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 from support.harness import CommandLine, clean_environment
 from support.jobs import written
-from test_resume import kill, live
+from test_resume import TOML, kill, live
 
-TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n[job.env]\nOMP_NUM_THREADS = "1"\n'
 # Saves after each epoch, all ranks into one folder. Waits before or after a save where ~ has such a file.
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist, torch.distributed.checkpoint as dcp
@@ -112,10 +111,9 @@ def test_lost_half_of_a_save_is_never_completed(cli: CommandLine, tmp_path: Path
     written(cli, "begins after 2", job=job)
     kill(cli, 1)
     cli.ok("exec", "--node", "0", "--", "rm ~/wait-before")
-    done = cli("resume")
-    assert done.returncode == 0, done.stderr
-    assert "begins after 2" in done.stdout
-    assert weights(done.stdout) == expected
+    out = cli.ok("resume")
+    assert "begins after 2" in out
+    assert weights(out) == expected
 
     # It is lost after a save: node 0 has half of it, and had copies of the other half of the save before.
     cli.ok("exec", "--", "touch ~/wait-after")
@@ -123,23 +121,19 @@ def test_lost_half_of_a_save_is_never_completed(cli: CommandLine, tmp_path: Path
     written(cli, "saved 5", job=job)
     kill(cli, 1)
     names = "__1_0.distcp of job " + job
-    found = cli("pull")
-    assert found.returncode == 1, found.stderr
-    assert f"ckpt/latest is not a complete checkpoint: {names} is missing" in found.stderr
+    assert f"ckpt/latest is not a complete checkpoint: {names} is missing" in cli.fails(1, "pull")
     results = cli.cwd / "results" / job
     assert not (results / "ckpt" / "latest").exists()
     assert {path.name for path in (results / "cloudddp-incomplete/ckpt/latest").iterdir()} == {
         ".metadata",
         "__0_0.distcp",
     }
-    refused = cli("resume")
-    assert refused.returncode == 1
-    assert f"{names} is missing; no other one can replace it. No job was started" in refused.stderr
+    refused = cli.fails(1, "resume")
+    assert f"{names} is missing; no other one can replace it. No job was started" in refused
     assert len(live(cli)) == 1  # nothing was bought
-    assert "exec -- rm -rf ckpt/latest" in refused.stderr
+    assert "exec -- rm -rf ckpt/latest" in refused
     cli.ok("exec", "--", "rm", "-rf", "ckpt/latest")
     cli.ok("exec", "--", "rm ~/wait-after")
-    done = cli("resume")
-    assert done.returncode == 0, done.stderr
-    assert weights(done.stdout) == plain(tmp_path / "whole", 6)
-    assert "begins after 0" in done.stdout
+    out = cli.ok("resume")
+    assert weights(out) == plain(tmp_path / "whole", 6)
+    assert "begins after 0" in out

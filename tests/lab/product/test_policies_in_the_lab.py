@@ -63,7 +63,6 @@ def differences(policy: str, needed: dict[str, set[str]]) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(600)
 def test_every_verb_works_for_the_operator_who_may_do_nothing_else(
     operator: control.Simulator, needed: dict[str, set[str]]
 ) -> None:

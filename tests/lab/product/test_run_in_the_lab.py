@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, instances_of, interrupt, no_capacity, remaining, wait_for
+from support.harness import CommandLine, finished, instances_of, interrupt, no_capacity, remaining, wait_for
 from support.jobs import written
 
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\nscratch = ["enough"]\n'
@@ -36,35 +36,31 @@ def jobs(cli: CommandLine) -> list[dict[str, Any]]:
     return list(json.loads(cli("jobs", "--json").stdout or "[]"))
 
 
-def test_nodes_of_a_failed_job_stay_and_end_by_themselves(cli: CommandLine, ec2: Any) -> None:
-    cli.write("fails.py", "raise SystemExit(7)\n")
-    done = cli("run", *NODES, "--keep-on-failure", "3", "fails.py", CLOUDDDP_TIME_SCALE="0.1")
-    assert done.returncode == 7, done.stderr
-    assert re.search(
-        r"the job has failed: its nodes stay for 3 min.* at .*an hour, and end by themselves", done.stderr
-    ), done.stderr
+@pytest.mark.parametrize(
+    ("option", "script", "code", "text"),
+    [
+        (
+            "--keep-on-failure",
+            "raise SystemExit(7)",
+            7,
+            "end by themselves once unused for 3 min 00 s, at .* an hour",
+        ),
+        # A name that `pull` never writes.
+        (
+            "--keep",
+            "open('cloudddp.toml', 'w')",
+            3,
+            r"is kept until unused for 3 min 00 s, or .* an hour: not all",
+        ),
+    ],
+)
+def test_nodes_end_by_themselves_after_the_keep_time(
+    cli: CommandLine, ec2: Any, option: str, script: str, code: int, text: str
+) -> None:
+    cli.write("script.py", script)
+    err = cli.fails(code, "run", *NODES, option, "3", "script.py", CLOUDDDP_TIME_SCALE="0.1")
+    assert re.search(text, err), err
     assert len(instances_of(ec2, cli.cluster)) == 2
-    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
-
-
-def test_nodes_with_files_terminate_after_the_keep_time(cli: CommandLine, ec2: Any) -> None:
-    cli.write("writes.py", "open('cloudddp.toml', 'w').write('x')\n")  # a name that `pull` never writes
-    done = cli("run", *NODES, "--keep", "3", "writes.py", CLOUDDDP_TIME_SCALE="0.1")
-    assert done.returncode == 3, done.stderr
-    assert re.search(r"is kept for 3 min 00 s, until .* an hour, at most \$", done.stderr), done.stderr
-    assert len(instances_of(ec2, cli.cluster)) == 2
-    wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
-
-
-def test_detached_run_ends_its_nodes_after_the_job(cli: CommandLine, ec2: Any) -> None:
-    done = cli("run", "-d", *NODES, "--keep", "3", "count.py", CLOUDDDP_TIME_SCALE="0.1")
-    assert done.returncode == 0, done.stderr
-    job = done.stdout.split()[-1]
-    assert "the nodes end by themselves 3 min 00 s after the job" in done.stderr
-    cli.ok("exec", "touch enough")
-    wait_for(lambda: jobs(cli)[-1]["state"] == "succeeded", "the job succeeds")
-    cli.ok("pull")
-    assert (cli.cwd / "results" / job / "runs/done-0").exists()
     wait_for(lambda: not instances_of(ec2, cli.cluster), "the nodes have terminated")
 
 
@@ -83,7 +79,7 @@ def test_detached_run_that_starts_no_job_leaves_no_node(cli: CommandLine, ec2: A
         _, err = process.communicate()
         code = process.returncode
     assert code == (1 if moment == "setup" else 130), err
-    assert "end by themselves" not in err  # they are removed at once
+    assert "was not started" not in err  # they are removed at once
     assert remaining(ec2, cli.cluster).nothing
 
 
@@ -119,16 +115,16 @@ def test_lost_node_is_replaced_once_and_the_results_are_those_of_the_last_job(
     written(cli, "began")
     first = set(instances_of(ec2, cli.cluster))
     watch = cli.start("watch")
+    wait_for(lambda: "waiting for the first output" in watch.stderr.readline(), "`watch` follows the job")
     lose_a_node(cli, process)
     assert len(set(instances_of(ec2, cli.cluster)) - first) == 1
     cli.ok("exec", "--", "touch enough")
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err
+    _, err = finished(process, 0)
     assert "next:" not in err  # `run` pulls by itself
     assert "node 1 has ended, and its files are lost" in err
     # It would have waited for the answer of a machine that is gone.
     assert "node 1: its logs were not pulled" not in err
-    assert watch.wait(timeout=120) == 0
+    finished(watch, 0)
     assert {path.name for path in Path(cli.cwd, "results").rglob("done-*")} == {"done-0", "done-1"}
     assert remaining(ec2, cli.cluster).nothing
 
@@ -138,8 +134,7 @@ def test_no_capacity_for_a_lost_node_suggests_another_run(cli: CommandLine, ec2:
     written(cli, "began")
     with no_capacity(cli):
         cli.ok("sim", "fault", "kill", "1")
-        _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
+        _, err = finished(process, 1)
     assert "node 1 could not be replaced" in err
     assert "run --wait-capacity 2h count.py --epochs 3`" in err
     assert "resume" not in err.splitlines()[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.harness import TIMEOUT, CommandLine
+from support.harness import TIMEOUT, CommandLine, finished
 
 SCALE = 0.04
 TWENTY_MINUTES = 20 * 60 * SCALE
@@ -24,7 +24,8 @@ def boot(cli: CommandLine, **condition: float | None) -> None:
 def test_addresses_that_may_connect_are_named_while_no_node_answers(cli: CommandLine) -> None:
     """SSH can leave by another address than the HTTPS request that asked for it: split VPNs, pools of NAT
     addresses."""
-    done = cli(
+    err = cli.fails(
+        1,
         "up",
         "-n",
         "2",
@@ -33,10 +34,7 @@ def test_addresses_that_may_connect_are_named_while_no_node_answers(cli: Command
         CLOUDDDP_TIME_SCALE=str(SCALE),
         CLOUDDDP_READY_MINUTES="2",
     )
-    assert done.returncode == 1
-    (line,) = [
-        one for one in done.stderr.splitlines() if "no answer from node" in one and "SSH is open" in one
-    ]
+    (line,) = [one for one in err.splitlines() if "no answer from node" in one and "SSH is open" in one]
     assert "SSH is open to 192.0.2.7/32" in line
     assert "allow-me" in line
     assert "--ssh-from" in line
@@ -62,8 +60,7 @@ def test_cluster_that_boots_for_twenty_minutes(cli: CommandLine) -> None:
     try:
         # In the background: the harness ends a command after two minutes.
         started = cli.start("up", "-n", "2", "-t", "g4dn.metal", CLOUDDDP_TIME_SCALE=str(SCALE))
-        out, err = started.communicate(timeout=10 * TIMEOUT)
-        assert started.returncode == 0, err
+        out, _ = finished(started, 0, 10 * TIMEOUT)
         assert "is ready" in out
         assert cli.ok("launch", "works.py").count("trained") == 2
     finally:

@@ -2,7 +2,7 @@
 
 Nothing is recorded for files that ranks write here. The attempt is decided by ctime, which a script cannot
 set; the order within it by the earlier of ctime and mtime. Copies of other nodes and what a laptop has put
-back are in records.Received. Files that a sync wrote belong to the user and are not part of a checkpoint.
+back are in records.Results. Files that a sync wrote belong to the user and are not part of a checkpoint.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from cloudddp.agent.protocol.checkpoints import (
 )
 from cloudddp.agent.protocol.jobs import StateFile
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.writing import TEMPORARY
 
 MAX_READ = 1 << 26  # bytes of one .metadata
 MAX_NAMES = 1 << 17  # bytes of all names in one message
@@ -57,7 +58,7 @@ class Files:
         self._project, self._present, self._manifest = project, present, Synced(project).recorded
         self._attempts = phases.attempts()
         self._times = [time for time, _, _ in self._attempts]
-        self.received = records.received(project)
+        self.results = records.results(project)
 
     def of(self, folder: str) -> dict[str, _File]:
         """Return the files of a checkpoint by their names below its folder; none for any other folder."""
@@ -79,21 +80,21 @@ class Files:
     def _add(self, found: dict[str, _File], name: str, in_project: str) -> None:
         path = self._project / in_project
         info, synced = os.lstat(path), self._manifest.get(in_project)
-        is_file = stat.S_ISREG(info.st_mode) and not name.endswith(paths.TEMPORARY)
+        is_file = stat.S_ISREG(info.st_mode) and not name.endswith(TEMPORARY)
         if not is_file or len(found) == MAX_FILES or (synced and paths.describe(path) == synced):
             return
-        if (copy := self.received.copy(in_project, info)) is not None:
+        if (copy := self.results.copy(in_project, info)) is not None:
             if copy.id not in self._present:
                 found[name] = _File(info, (copy.job, copy.attempt), is_copy=True)
             return
         at = bisect.bisect_right(self._times, info.st_ctime_ns)
-        is_known = at and not self.received.is_doubtful(in_project)
+        is_known = at and not self.results.damaged
         found[name] = _File(info, self._attempts[at - 1][1:] if is_known else UNKNOWN, is_copy=False)
 
     def stale_copies(self) -> list[str]:
         """Return the copies beside which an attempt has begun to write another save in the same folder."""
         stale = []
-        shards = filter(is_shard, self.received.files)
+        shards = filter(is_shard, self.results.copies)
         for folder in {checkpoints.checkpoint_of(os.path.dirname(name)) for name in shards}:
             files = self.of(folder)
             own = [one.writer for name, one in files.items() if is_shard(name) and not one.is_copy]
@@ -110,7 +111,7 @@ def parts(project: Path, folders: Iterable[str], present: Collection[str] = ()) 
     found: list[Part] = []
     for folder in sorted({checkpoints.checkpoint_of(folder) for folder in folders}):
         files = known.of(folder)
-        if known.received.damaged or any(one.writer != UNKNOWN for one in files.values()):
+        if known.results.damaged or any(one.writer != UNKNOWN for one in files.values()):
             found += [_part(project, folder, files)] if files else []
     chosen: list[Part] = []
     seen: set[Writer] = set()

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional, Union
 
 from cloudddp.agent.protocol.manifest import Entry, entry_of
-
-TEMPORARY = ".cloudddp-tmp"  # ends the name of a file that is being written
-FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags with which a folder is opened
-_OF_SYNC = re.compile(r"\.[0-9a-f]{8}-[0-9]+" + re.escape(TEMPORARY))  # as ProjectWriter names them
 
 
 def describe(path: Union[str, Path]) -> Optional[Entry]:
@@ -26,37 +19,12 @@ def describe(path: Union[str, Path]) -> Optional[Entry]:
         return None
 
 
-def remove_temporaries(folder: Path, folders: Iterable[str]) -> None:
-    """Delete temporary files of a sync that was killed, in these folders below `folder`. Symbolic links are
-    not followed. Folders that no longer exist are skipped."""
-    for name in folders:
-        with contextlib.ExitStack() as opened, contextlib.suppress(OSError):
-            at: Optional[int] = None
-            for part in (str(folder), *filter(None, name.split("/"))):
-                at = os.open(part, FOLDER, dir_fd=at)
-                opened.callback(os.close, at)
-            for left in os.listdir(at):
-                if _OF_SYNC.fullmatch(left):
-                    os.unlink(left, dir_fd=at)
-
-
 def inside(folder: Path, name: str) -> Path:
     """Return folder/name. Refuses a name that leaves the folder."""
     parts = name.split("/")
     if "" in parts or "." in parts or ".." in parts or "\0" in name:
         raise SystemExit(f"refused a name outside the project: {name!r}")
     return folder / name
-
-
-def replaceable(folder: Path, name: str) -> Path:
-    """Return folder/name for writing. A link on the way, which may lead out of the folder, is removed."""
-    target = inside(folder, name)
-    path = folder
-    for part in name.split("/")[:-1]:
-        path = path / part
-        if path.is_symlink() or (path.exists() and not path.is_dir()):
-            path.unlink()  # it was a link or a file before, and is a folder now
-    return target
 
 
 def link_to(project: Path, name: str, folder: Path, section: str) -> None:

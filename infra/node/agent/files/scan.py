@@ -24,6 +24,7 @@ from agent.files.tree import Found, LeftOut, Tree
 from agent.jobs import phases
 from cloudddp.agent.protocol.checkpoints import is_shard
 from cloudddp.agent.protocol.file_steps import REPLACED
+from cloudddp.agent.protocol.writing import TEMPORARY
 
 CACHES = frozenset(
     (
@@ -62,15 +63,14 @@ class Scan:
         left_out: Optional[LeftOut] = None,
         present: Collection[str] = (),
     ) -> None:
-        self._copies = records.received(folder)
         self._present = frozenset(present)
         self.folder, self.since, self.again, self.seconds = folder, since, again, seconds
         self.outputs = [os.path.normpath(name) for name in outputs]
         self.scratch = frozenset(os.path.normpath(name) for name in (*scratch, *shared.places().elsewhere))
         self.manifest = Synced(folder).recorded
         self.synced = {str(parent) for name in self.manifest for parent in Path(name).parents}
-        self.record = records.pulled(folder)
-        self.left = {name: why for name, why in self.record.left.items() if os.path.lexists(folder / name)}
+        self._results = records.results(folder)
+        self.left = {name: why for name, why in self._results.left.items() if os.path.lexists(folder / name)}
         self._renamed: dict[str, int] = {}  # folder -> its ctime
         self.late = False
         self.shards: set[str] = set()  # folders that have some
@@ -98,7 +98,7 @@ class Scan:
         if self.late:
             return True
         last = name.rpartition("/")[2]
-        return last in CACHES or last.endswith((".pyc", ".egg-info", paths.TEMPORARY)) or name in self.scratch
+        return last in CACHES or last.endswith((".pyc", ".egg-info", TEMPORARY)) or name in self.scratch
 
     def _if_new(self, found: Found) -> Iterator[NewFile]:
         name = found.name
@@ -107,18 +107,34 @@ class Scan:
         parents = [name, *map(str, Path(name).parents)]  # the last is "."
         # A rename of a folder leaves the times of the files in it.
         written = max(found.info.st_ctime_ns, *(self._renamed.get(p, 0) for p in parents))
-        is_pulled = self.record.is_pulled(name, written)
+        is_pulled = self._results.is_pulled(name, written)
         if written < self.since or (is_pulled and (self.again is None or written < self.again)):
             return
         if name in self.manifest and paths.describe(self.folder / name) == self.manifest[name]:
             return  # a sync has written it
-        if self._copies.origin(name, found.info) in (records.PUT_BACK, *self._present):
+        if self._results.origin(name, found.info) in (records.PUT_BACK, *self._present):
             return
         place = next((out for out in self.outputs if out in parents), "")
         if not place:
             unsynced = [p for p in parents[1:] if p not in self.synced and p != "."]
             place = f"{unsynced[-1]}/" if unsynced else name
         yield NewFile(written, place, found, is_pulled)
+
+
+def below(folder: Path, names: Sequence[str], left_out: LeftOut, *, every: bool = False) -> Iterator[Found]:
+    """Yield what is at or below these paths in a folder. `every`: also files behind links that no job wrote,
+    and shared folders that count on another node."""
+    roots = [os.path.normpath(name) for name in names]
+    since = 0 if every else phases.first_began()
+    elsewhere = () if since == 0 else shared.places().elsewhere
+    tree = Tree(str(folder), roots, left_out, since=since, skip=elsewhere.__contains__)
+    for root in roots:
+        if shared.is_below(root, elsewhere):
+            continue
+        if os.path.lexists(folder / root):
+            yield from tree.below(root)
+        else:
+            left_out(root, "", counts=False)
 
 
 def was_written_by_jobs(project: Path) -> bool:

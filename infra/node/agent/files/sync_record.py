@@ -1,18 +1,17 @@
 """What the syncs of a project have written on this node, and what of it is still there.
 
-There are three records: the manifest of the last sync; the SHA-256 of its files; and, while a sync writes or
-after one was interrupted, the files that it writes, which it writes before the first of them, and deletes
-last. Until then each of these files may be as it was or as it will be. So a sync that changes few of many
-files writes the manifest once, at its end.
+There are two records: the manifest of the last sync; and, while a sync writes or after one was interrupted,
+the files that it writes, which it writes before the first of them, and deletes last. Until then each of these
+files may be as it was or as it will be. So a sync that changes few of many files writes the manifest once, at
+its end.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Set
+from collections.abc import Iterable
 from dataclasses import field
 from pathlib import Path
-from typing import Optional
 
 from agent.files import paths, project_lock
 from agent.node import kernel, store
@@ -38,7 +37,7 @@ class Synced:
         self._folder, self._origin = folder, origin
         # First: it is deleted after the manifest was replaced.
         self._pending = store.read(_record(folder, "pending"), _Pending, MAX_REQUEST) or _Pending()
-        self._manifest = store.read_mapping(_record(folder, "manifest"), Entry)
+        self._manifest = store.read(_record(folder, "manifest"), dict[str, Entry], MAX_REQUEST) or {}
 
     @property
     def is_interrupted(self) -> bool:
@@ -51,37 +50,24 @@ class Synced:
         return bool(self._origin) and origin_of(self._folder) not in ("", self._origin)
 
     @property
-    def interrupted_folders(self) -> set[str]:
-        """The folders in which a sync writes, or wrote when it was interrupted."""
-        return {name.rpartition("/")[0] for name in self._pending.files}
-
-    @property
     def recorded(self) -> Manifest:
         """What the last sync wrote, and of what an interrupted one may have written, what is there."""
-        return self.current(frozenset())
+        return {**self._manifest, **self._unchanged(self._pending.files)}
 
-    def current(self, folders: Optional[Set[str]] = None) -> Manifest:
-        """Return the recorded files that are still there, unchanged in size, time and mode. With `folders`,
-        only files in these are looked at, besides those of an interrupted sync; the others are returned as
-        they are recorded."""
+    def current(self) -> Manifest:
+        """Return the recorded files that are still there, unchanged in size, time and mode."""
+        return self._unchanged({**self._manifest, **self._pending.files})
+
+    def _unchanged(self, names: Iterable[str]) -> Manifest:
         root = f"{self._folder}/"  # to join Paths takes longer than to look at the files
-        known, pending = self._manifest, self._pending.files
-        written = pending if self._pending.boot == kernel.boot() else {}
+        known = self._manifest
+        written = self._pending.files if self._pending.boot == kernel.boot() else {}
         found = {}
-        for name, entry in {**known, **pending}.items():
-            if folders is None or name in pending or name.rpartition("/")[0] in folders:
-                there = paths.describe(root + name)
-                if there is None or (there != known.get(name) and there != written.get(name)):
-                    continue
-                entry = there
-            found[name] = entry
+        for name in names:
+            there = paths.describe(root + name)
+            if there is not None and there in (known.get(name), written.get(name)):
+                found[name] = there
         return found
-
-    def digests(self, present: Manifest) -> dict[str, str]:
-        """Return the SHA-256 of the files that are `present`, as far as it is known."""
-        recorded = store.read_mapping(_record(self._folder, "digests"), str)
-        unsure = self._pending.files
-        return {name: digest for name, digest in recorded.items() if name in present and name not in unsure}
 
     def begin(self, changed: Manifest) -> None:
         """Record the files that are about to be written. For those that are only deleted nothing is recorded,
@@ -92,11 +78,9 @@ class Synced:
             pending = _Pending(kernel.boot(), {**self._pending.files, **changed})
             store.write(_record(self._folder, "pending"), pending)
 
-    def record(self, manifest: Manifest, digests: Mapping[str, str]) -> None:
+    def record(self, manifest: Manifest) -> None:
         """Record what the project has now."""
         store.write(_record(self._folder, "manifest"), manifest)
-        known = {name: digest for name, digest in digests.items() if name in manifest}
-        store.write(_record(self._folder, "digests"), known)
         _record(self._folder, "pending").unlink(missing_ok=True)
         self.take_over()
 
@@ -109,7 +93,7 @@ class Synced:
         """Record what is `present` if that differs from what is recorded: a later file of the same name, size
         and time as one that is gone is no file of a sync."""
         if self.is_interrupted or len(present) < len(self._manifest):
-            self.record(present, self.digests(present))
+            self.record(present)
 
 
 def origin_of(folder: Path) -> str:
@@ -131,9 +115,6 @@ def settled(folder: Path) -> tuple[Manifest, int]:
     full. Raises SystemExit while another sync writes."""
     with contextlib.suppress(OSError), project_lock.held(folder) as lock:
         synced = Synced(folder)
-        if synced.is_interrupted:
-            # Before `settle`, which forgets these folders.
-            paths.remove_temporaries(folder, synced.interrupted_folders)
         present = synced.current()
         with contextlib.suppress(OSError):
             synced.settle(present)

@@ -28,7 +28,8 @@ MEMORY = "/dev/shm"  # ordinary files  # noqa: S108
 
 
 class LeftOut(Protocol):
-    """Takes the path of what is left out, and why. `counts`: a result may be missing because of it."""
+    """Takes the path of what is left out, and why: '' where it does not exist. `counts`: a result may be
+    missing because of it."""
 
     def __call__(self, name: str, reason: str, *, counts: bool = True) -> None: ...
 

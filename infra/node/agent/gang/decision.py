@@ -76,12 +76,8 @@ def _first(failures: Sequence[Seen]) -> Optional[Seen]:
     if not failures:
         return None
     first = failures[0]
-    late = (one for one in failures if one.at <= first.at + causes.SETTLE and not _is_consequence(one))
-    return next(late, first)
-
-
-def _is_consequence(one: Seen) -> bool:
-    return causes.is_consequence(one.observed.failure, one.observed.last_lines)
+    soon = (one for one in failures if one.at <= first.at + causes.SETTLE)
+    return next((one for one in soon if not causes.is_consequence(one.observed)), first)
 
 
 def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
@@ -91,7 +87,7 @@ def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER, Cause.STALL):
         return None
     stalled = failure.cause is Cause.STALL and failure.rank is None  # otherwise that rank holds the others up
-    likely = stalled or _is_consequence(first)
+    likely = stalled or causes.is_consequence(first.observed)
     latest = first.at + causes.SETTLE if likely else first.at
     exits = [(one.at - exited.ago, exited) for one in reports for exited in one.report.exits]
     before = sorted((at, exited.node, exited.rank) for at, exited in exits if at <= latest)

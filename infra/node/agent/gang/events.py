@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional, Union
+from typing import Optional
 
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Facts, Message, Observed, Report, Unreachable
@@ -23,8 +23,12 @@ class Moment:
 # -- events --------------------------------------------------------------------------------------------------
 
 
+class Event:
+    """What has happened on a node."""
+
+
 @frozen
-class MessageReceived:
+class MessageReceived(Event):
     """A message of another node."""
 
     node: int
@@ -32,14 +36,14 @@ class MessageReceived:
 
 
 @frozen
-class ConnectionClosed:
+class ConnectionClosed(Event):
     """Another node's agent has closed its connection, or has ended."""
 
     node: int
 
 
 @frozen
-class Tick:
+class Tick(Event):
     """Time has passed: one turn of the loop. `heard`: when each other node last sent something.
     `is_connected`: to every other node, in both directions; `missing`: the connections that this node never
     had."""
@@ -50,40 +54,33 @@ class Tick:
 
 
 @frozen
-class FactsFound:
+class FactsFound(Event):
     """What this node is like is known."""
 
     facts: Facts
 
 
 @frozen
-class StopMarked:
+class StopMarked(Event):
     """The job's folder says that the job is to end here; `cancelled` by the user."""
 
     cancelled: bool
 
 
 @frozen
-class EndRequested:
+class EndRequested(Event):
     """A signal has asked the agent to end."""
 
     detail: str
 
 
 @frozen
-class Copied:
+class Copied(Event):
     """Every node has the files that the ranks continue from."""
 
 
 @frozen
-class CopyFailed:
-    """This node cannot get the files that its ranks continue from."""
-
-    detail: str
-
-
-@frozen
-class RanksChecked:
+class RanksChecked(Event):
     """A look at the ranks of this node: whether a rank or a launcher has failed by itself, whether every
     launcher has ended, and whether every rank has exited with 0."""
 
@@ -93,60 +90,49 @@ class RanksChecked:
 
 
 @frozen
-class NoticeReceived:
-    """This node is about to end; the ranks may save for `grace` seconds."""
+class FailureNoticed(Event):
+    """The agent has noticed what is no rank's own end: files cannot be copied; or this node ends soon, and
+    the ranks may save for `grace` seconds."""
 
     failure: Failure
-    grace: float
+    grace: Optional[float] = None
 
 
 @frozen
-class Stalled:
+class Stalled(Event):
     """No rank of any node does anything. Only the first node gets to know."""
 
     observed: Observed
 
 
 @frozen
-class RanksEnded:
+class RanksEnded(Event):
     """No process of the ranks of this node is left."""
 
     report: Report
 
 
-Event = Union[
-    MessageReceived,
-    ConnectionClosed,
-    Tick,
-    FactsFound,
-    StopMarked,
-    EndRequested,
-    Copied,
-    CopyFailed,
-    RanksChecked,
-    NoticeReceived,
-    Stalled,
-    RanksEnded,
-]
-
-
 # -- actions -------------------------------------------------------------------------------------------------
 
 
+class Action:
+    """What a node does because of it."""
+
+
 @frozen
-class Send:
+class Send(Action):
     """Send a message to all other nodes."""
 
     message: Message
 
 
 @frozen
-class SendHeartbeat:
+class SendHeartbeat(Action):
     """Send a heartbeat now: it has news."""
 
 
 @frozen
-class Forward:
+class Forward(Action):
     """Give a message to what watches the ranks or copies files."""
 
     node: int
@@ -154,32 +140,28 @@ class Forward:
 
 
 @frozen
-class BeginAttempt:
-    """Begin an attempt on this node: with the files that its ranks continue from."""
+class BeginAttempt(Action):
+    """Begin an attempt on this node, with the files that its ranks continue from. Before any but the first,
+    forget the last attempt, and log `note`."""
+
+    number: int = 0
+    note: str = ""
 
 
 @frozen
-class StartRanks:
+class StartRanks(Action):
     """Start the ranks of this node."""
 
 
 @frozen
-class Restart:
-    """Forget the last attempt, and log `note`. A BeginAttempt follows."""
-
-    number: int
-    note: str
-
-
-@frozen
-class RecordFailure:
+class RecordFailure(Action):
     """Keep a failure of this node that is no rank's own end: its report will name it."""
 
     observed: Observed
 
 
 @frozen
-class EndRanks:
+class EndRanks(Action):
     """End the ranks of this node: SIGTERM, and SIGKILL after `grace` seconds. `saving`: they may need all of
     it. `cancelled`: by the user."""
 
@@ -189,7 +171,7 @@ class EndRanks:
 
 
 @frozen
-class AnnounceStop:
+class AnnounceStop(Action):
     """Mark in the job's folder that the ranks of all nodes end, and ask the other nodes to end theirs."""
 
     cancelled: bool
@@ -198,51 +180,23 @@ class AnnounceStop:
 
 
 @frozen
-class WaitForRanks:
-    """Wait until no process of the ranks is left."""
-
-
-@frozen
-class Note:
+class Note(Action):
     """Write into the logs of the ranks."""
 
     text: str
 
 
 @frozen
-class LeaveStall:
+class LeaveStall(Action):
     """Keep, here and on the other nodes, that a stall is left alone."""
 
     detail: str
 
 
 @frozen
-class RecordUnreachable:
-    """Keep why no rank is started, for the reply to `start`."""
-
-    missing: Unreachable
-
-
-@frozen
-class End:
-    """Record how the job has ended. Nothing follows."""
+class End(Action):
+    """Record how the job has ended, once no process of the ranks is left. Nothing follows. `missing`: why no
+    rank was started, for the reply to `start`."""
 
     verdict: Verdict
-
-
-Action = Union[
-    Send,
-    SendHeartbeat,
-    Forward,
-    BeginAttempt,
-    StartRanks,
-    Restart,
-    RecordFailure,
-    EndRanks,
-    AnnounceStop,
-    WaitForRanks,
-    Note,
-    LeaveStall,
-    RecordUnreachable,
-    End,
-]
+    missing: Optional[Unreachable] = None

@@ -2,8 +2,7 @@
 records it.
 
 It also sends the notifications of the job, copies the results to S3 when the job has ended, if that was asked
-for, sends the newest snapshot to a node that stays before this one ends, and powers the node off after a job
-that was launched with --down, or that has stalled (on_stall = "down"). If the guard is killed, too, the
+for, and sends the newest snapshot to a node that stays before this one ends. If the guard is killed, too, the
 kernel still ends the ranks: each process of the job asked for a signal at the death of its parent.
 """
 
@@ -14,6 +13,7 @@ import os
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from agent.gang import decision, step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import Notifier
 from agent.node import deadline, kernel, processes, store
-from agent.node.shared_memory import SharedText, SupervisorHeartbeat
+from agent.node.shared_memory import SupervisorHeartbeat
 from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import OnStall, StartRequest
@@ -37,9 +37,8 @@ def run(request: StartRequest) -> None:
     """Run a job on this node to its end, in this process and a child."""
     folder = store.job_folder(request.job)
     began = time.monotonic()
-    kernel.set_name(kernel.RUNS_A_JOB)
     kernel.adopt_orphans()
-    own, crashed, heartbeat = os.getpid(), SharedText(), SupervisorHeartbeat()
+    own, heartbeat = os.getpid(), SupervisorHeartbeat()
     notifier = Notifier(request)
     child = os.fork()
     if child == 0:
@@ -48,7 +47,8 @@ def run(request: StartRequest) -> None:
             kernel.die_with_parent(signal.SIGTERM, own)
             code = supervisor.run(request, heartbeat, notifier)
         except Exception as error:
-            crashed.keep(error)
+            heartbeat.crashed(error)
+            traceback.print_exc()
         finally:
             with contextlib.suppress(OSError):  # a full disk
                 sys.stderr.flush()
@@ -57,7 +57,7 @@ def run(request: StartRequest) -> None:
     stuck = _wait(child, heartbeat, request.gang.silence, notifier.take)
     if not phases.has_ended(folder):
         with contextlib.suppress(OSError):  # a full disk: what follows matters more
-            _record(folder, request, stuck or crashed.text)
+            _record(folder, request, stuck or heartbeat.error)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
@@ -74,31 +74,19 @@ def run(request: StartRequest) -> None:
         from agent.s3 import copies  # 35 ms, likewise
 
         ends, _ = deadline.current(request.deadline, began)
-        copy = copies.Copy(request, request.results, ends).start()
-    wait = request.keep if _ends_the_node(folder, request) else request.poweroff
-    if wait is not None:
-        poweroff.after(
-            request.job,
-            wait,
-            lambda: (
-                notifier.runs
-                or (copy is not None and copy.runs)
-                or (transfer is not None and transfer.is_alive())
-            ),
-            # What is not in S3 can still be pulled.
-            lambda: 0.0 if copy is None or copy.is_complete else request.keep,
-        )
-    if copy is not None:  # of a node that another job has taken
-        copy.join()
+        copy = copies.Copy(request, request.results, ends)
+    first = phases.first_failure(folder)
+    has_stalled = first is not None and first.cause is Cause.STALL
+    wait = request.keep if has_stalled and request.on_stall is OnStall.DOWN else request.poweroff
+    if wait is not None:  # what is not in S3 can still be pulled
+        poweroff.replan(request.job, wait if copy is None else max(wait, request.keep))
+    if copy is not None and copy.run() and wait is not None:
+        poweroff.replan(request.job, wait, own=True)
     if transfer is not None:
         transfer.join()
-
-
-def _ends_the_node(folder: Path, request: StartRequest) -> bool:
-    """Whether the job has stalled, and that is to end its nodes."""
-    verdict = phases.verdict(folder)
-    first = verdict.first if verdict is not None else None
-    return request.on_stall is OnStall.DOWN and first is not None and first.cause is Cause.STALL
+    while notifier.runs and not asked_to_end:
+        time.sleep(LOOK)
+    poweroff.let_end(request.job)
 
 
 def _forward(child: int) -> list[int]:

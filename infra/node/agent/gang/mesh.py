@@ -111,7 +111,7 @@ class Mesh:
 
     def send(self, message: Message) -> None:
         """Queue a message for every other node that is connected, and send what the network takes at once."""
-        text = encode(message, omit_defaults=True).decode()
+        text = encode(message).decode()
         for one in list(self._out.values()):
             one.unsent += f"{one.link.seal(str(one.count), text)} {text}\n".encode()
             one.count += 1

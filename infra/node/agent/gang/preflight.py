@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.node.commands import run_quietly, started
+from agent.node.commands import later, run_quietly
 from agent.node.shared_memory import mark_start
 from agent.ranks import causes
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts
@@ -46,7 +46,7 @@ print(json.dumps(found))
 
 def facts(command: list[str], home: Path) -> Facts:
     """Return what this node is like. `command` prints VERSIONS. Missing programs and packages give ''."""
-    asked = started(command, SECONDS)
+    asked = later(lambda: run_quietly(command, SECONDS))
     gpus, driver = _gpus()
     defects = _defects(home)
     versions: dict[str, str] = {}

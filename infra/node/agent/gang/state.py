@@ -91,10 +91,3 @@ class GangState:
     def losses(self) -> list[Seen]:
         """The failures of the nodes that were lost before their ranks had ended."""
         return [one for one in self.lost.values() if one.at != NEVER]
-
-
-def initial(
-    node: int, nodes: frozenset[int], policy: Policy, budget: Budget, *, facts: Optional[Facts] = None
-) -> GangState:
-    """Return the state at the start. `facts` are those of this node, where they are not looked for."""
-    return GangState(node, nodes, policy, budget, facts={} if facts is None else {node: facts})

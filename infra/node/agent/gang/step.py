@@ -18,7 +18,7 @@ from agent.gang import decision, events, joining
 from agent.gang.decision import Arrived
 from agent.gang.state import NEVER, GangState
 from agent.ranks.causes import Seen
-from cloudddp.agent.protocol.gang import Kind, Message, Observed
+from cloudddp.agent.protocol.gang import Kind, Message, Observed, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -60,9 +60,8 @@ class _Step:
             events.StopMarked: self._stop_marked,
             events.EndRequested: self._end_requested,
             events.Copied: self._copied,
-            events.CopyFailed: self._copy_failed,
             events.RanksChecked: self._ranks_checked,
-            events.NoticeReceived: self._notice_received,
+            events.FailureNoticed: lambda one: self._fail(one.failure, grace=one.grace),
             events.Stalled: self._stalled,
             events.RanksEnded: self._ranks_ended,
         }
@@ -146,7 +145,6 @@ class _Step:
             return
         if not self.state.has_reported:
             self._stop(cancelled=verdict.phase is JobPhase.CANCELLED)
-            self._do(events.WaitForRanks())
         self._end(verdict)
 
     # -- the beginning ---------------------------------------------------------------------------------------
@@ -191,6 +189,7 @@ class _Step:
         """End before any rank was started, with the verdict of a node that has given up before, or else an
         own one. `asked`: why this agent was asked to end."""
         state = self.state
+        missing: Optional[Unreachable] = None
         if state.is_cancelled:
             verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, state.node)
             self._send(Kind.STOP, cancelled=True)
@@ -203,10 +202,9 @@ class _Step:
             else:
                 missing, first = joining.why_not_started(state)
                 verdict = self._failed(first)
-            self._do(events.RecordUnreachable(missing))
             self._send(Kind.VERDICT, verdict=verdict)
         self._set(verdict=verdict)
-        self._do(events.End(verdict))
+        self._do(events.End(verdict, missing))
 
     def _failed(self, first: Failure) -> Verdict:
         return Verdict(JobPhase.FAILED, 1, self.state.node, first, at=self._wall)
@@ -217,9 +215,6 @@ class _Step:
         if not self.state.is_ending:
             self._set(ranks_started=True)
             self._do(events.StartRanks())
-
-    def _copy_failed(self, event: events.CopyFailed) -> None:
-        self._fail(Failure(self.state.node, Cause.SNAPSHOT, detail=event.detail))
 
     def _ranks_checked(self, event: events.RanksChecked) -> None:
         state = self.state
@@ -240,10 +235,6 @@ class _Step:
         if self.state.finished_at == NEVER:
             self._set(finished_at=self._now)
         return self._now - self.state.finished_at > EXIT_BARRIER
-
-    def _notice_received(self, event: events.NoticeReceived) -> None:
-        """Tell the ranks of all nodes to save: this node is about to end."""
-        self._fail(event.failure, grace=event.grace)
 
     def _stalled(self, event: events.Stalled) -> None:
         observed, state = event.observed, self.state
@@ -383,7 +374,7 @@ class _Step:
             reports={},
             early=(),
         )
-        self._do(events.Restart(number, decision.restart_note(number, verdict)), events.BeginAttempt())
+        self._do(events.BeginAttempt(number, decision.restart_note(number, verdict)))
         for event in early:
             self._message_received(event)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
@@ -21,7 +22,7 @@ from typing import Any, Callable, Optional
 from agent.gang import events, preflight, step
 from agent.gang.decision import Budget
 from agent.gang.mesh import Mesh
-from agent.gang.state import GangState, Policy, initial
+from agent.gang.state import GangState, Policy
 from agent.gang.watches import Watches
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import ANNOUNCE_SECONDS, DEADLINE, NOTICE, STALLED, Notifier
@@ -33,6 +34,7 @@ from agent.watch.gpus import Gpus
 from agent.watch.measure import RECORD_SECONDS, Recorder
 from agent.watch.notices import NoticeWatch
 from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
+from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
 PAUSE = 0.05  # seconds between two looks at the ranks
@@ -48,7 +50,8 @@ def run(request: StartRequest, heartbeat: SupervisorHeartbeat, notifier: Notifie
     try:
         connections = Mesh(request.node, request.gang)
     except OSError as error:
-        job_record.refuse(request, f"cannot listen for the other nodes: {error.strerror}")
+        why = f"cannot listen for the other nodes: {error.strerror}"
+        job_record.JobRecord(request).refuse(why)
         return 1
     with contextlib.closing(connections):
         _Supervisor(request, connections, heartbeat, notifier).run()
@@ -66,8 +69,8 @@ def _initial_state(request: StartRequest) -> GangState:
     )
     budget = Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
     nodes = frozenset(peer.node for peer in request.gang.peers)
-    known = None if request.gang.preflight else Facts()
-    return initial(request.node, nodes, policy, budget, facts=known)
+    known = {} if request.gang.preflight else {request.node: Facts()}
+    return GangState(request.node, nodes, policy, budget, facts=known)
 
 
 class _Supervisor:
@@ -82,7 +85,7 @@ class _Supervisor:
         self._heartbeat = heartbeat
         self._record = job_record.JobRecord(request)
         self._state = _initial_state(request)
-        self._facts: Optional[FactCollector] = None
+        self._facts: queue.SimpleQueue[Facts] = queue.SimpleQueue()  # of this node, from a thread
         self._notices = NoticeWatch(request.deadline, request.save)
         self._gpus = Gpus(RECORD_SECONDS)
         self._recorder = Recorder(self._record.folder, self._gpus)
@@ -95,7 +98,7 @@ class _Supervisor:
     def _begin(self, number: int) -> None:
         """Forget what is known of the last attempt."""
         self._attempt = Attempt(self._request, self._record.folder, number)
-        self._watches = Watches(self._request, self._record.folder, number, self._gpus)
+        self._watches = Watches(self._request, self._record.folder, number, self._gpus, self._send)
 
     def run(self) -> None:
         """Run the job to its verdict. An error of this process is sent to the others before it ends the
@@ -106,8 +109,6 @@ class _Supervisor:
             self._send(Message(Kind.CRASHED, error=last_line(error)))
             self._mesh.flush(LAST_WORDS)
             raise
-        finally:
-            commands.kill_running()
 
     def _run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -116,9 +117,9 @@ class _Supervisor:
         # because of them.
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._mesh.wake.fileno(), warn_on_full_buffer=False)
-        self._record.starting()
+        self._record.write()
         if self._request.gang.preflight:
-            self._facts = FactCollector(self._request, on_found=lambda: self._mesh.wake.send(b"\0"))
+            threading.Thread(target=self._find_facts, daemon=True).start()
         while self._state.verdict is None:
             self._heartbeat.beat(self._request.gang.silence)
             if time.monotonic() > self._heartbeat_at:
@@ -128,6 +129,16 @@ class _Supervisor:
         self._mesh.flush(LAST_WORDS)
         if os.getppid() != self._guard:
             self._notifier.conclude()
+
+    def _find_facts(self) -> None:
+        """Find what this node is like, while the nodes connect to each other."""
+        found = Facts()
+        try:
+            found = _facts(self._request)
+        finally:
+            self._facts.put(found)
+            with contextlib.suppress(OSError):  # the socket is full, or closed
+                self._mesh.wake.send(b"\0")
 
     def _on_signal(self, number: int, _: Any) -> None:
         self._signal = number
@@ -151,23 +162,19 @@ class _Supervisor:
             yield from self._while_others_end()
 
     def _while_joining(self) -> Iterator[events.Event]:
-        if self._facts is not None and self._facts.found is not None:
-            found, self._facts = self._facts.found, None
+        if not self._facts.empty():
+            found = self._facts.get()
             self._record.keep_facts(found)
             yield events.FactsFound(found)
         yield from self._end_requests()
 
     def _end_requests(self) -> Iterator[events.Event]:
         """Yield what this node was asked for: by `kill`, and by a signal."""
-        if self._record.is_stopping:
-            yield events.StopMarked(self._record.is_cancelled)
+        if phases.is_stopping(self._record.folder):
+            yield events.StopMarked(phases.cancelled_at(self._record.folder) is not None)
         if self._signal:
-            yield events.EndRequested(self._why_requested())
-
-    def _why_requested(self) -> str:
-        if os.getppid() != self._guard:
-            return "its parent was killed"
-        return f"ended by {signal.Signals(self._signal).name}: the machine may be shutting down"
+            why = f"ended by {signal.Signals(self._signal).name}: the machine may be shutting down"
+            yield events.EndRequested(why if os.getppid() == self._guard else "its parent was killed")
 
     def _while_ranks_run(self) -> Iterator[events.Event]:
         """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have
@@ -179,7 +186,7 @@ class _Supervisor:
             failure, grace = notice.failure(self._request.node), notice.grace(self._request.stop_grace)
             if notice.by_aws:
                 self._notifier.post(NOTICE, failure)
-            yield events.NoticeReceived(failure, grace)
+            yield events.FailureNoticed(failure, grace)
         if self._state.is_ending:
             return
         if self._state.is_first and (near := self._notices.announcement(ANNOUNCE_SECONDS)) is not None:
@@ -188,12 +195,7 @@ class _Supervisor:
             yield from self._while_copying()
         else:
             yield from self._watch_stall()
-            for message in self._watches.stragglers(is_first=self._state.is_first):
-                self._send(message)
-            for message in self._watches.written():
-                self._send(message)
-            self._watches.note_isolated_ranks(self._attempt.running_ranks)
-            self._watches.set_stale_copies_aside()
+            self._watches.turn(self._attempt.running_ranks, is_first=self._state.is_first)
             self._recorder.turn()
 
     def _while_copying(self) -> Iterator[events.Event]:
@@ -201,19 +203,18 @@ class _Supervisor:
         if spread is None:
             yield events.Copied()
             return
-        for message in spread.turn():
-            self._send(message)
+        spread.turn()
         if spread.error:
-            yield events.CopyFailed(spread.error)
+            failure = Failure(self._request.node, Cause.SNAPSHOT, detail=spread.error)
+            yield events.FailureNoticed(failure)
         elif spread.is_done:
             spread.close()
             yield events.Copied()
 
     def _watch_stall(self) -> Iterator[events.Event]:
         state = self._state
-        others = None if state.all_finished else state.left - {state.node}
-        for message in self._watches.stall(is_first=state.is_first, others=others):
-            self._send(message)
+        declares = state.is_first and not state.all_finished
+        self._watches.stalls.look(state.left - {state.node} if declares else None)
         if state.is_first and (found := self._watches.stalls.conclusion(state.left)) is not None:
             self._notifier.post(STALLED, found.failure)
             yield events.Stalled(found)
@@ -222,13 +223,12 @@ class _Supervisor:
         """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other
         nodes."""
         if not self._state.has_reported:
-            for message in self._watches.written(last=True):
-                self._send(message)
+            self._watches.written.report(last=True)
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             yield events.RanksEnded(self._attempt.report(cancelled))
         if not self._state.is_stopping and self._state.is_ending:
-            if self._record.is_stopping:
-                yield events.StopMarked(self._record.is_cancelled)
+            if phases.is_stopping(self._record.folder):
+                yield events.StopMarked(phases.cancelled_at(self._record.folder) is not None)
             else:
                 yield from self._watch_stall()
 
@@ -239,17 +239,14 @@ class _Supervisor:
             events.Send: lambda one: self._mesh.send(one.message),
             events.SendHeartbeat: lambda _: self._send_heartbeat(),
             events.Forward: lambda one: self._watches.take(one.node, one.message),
-            events.BeginAttempt: lambda _: self._begin_attempt(),
+            events.BeginAttempt: self._begin_attempt,
             events.StartRanks: lambda _: self._start_ranks(),
-            events.Restart: self._restart,
-            events.RecordFailure: self._record_failure,
+            events.RecordFailure: lambda one: self._attempt.fail(one.observed),
             events.EndRanks: self._end_ranks,
             events.AnnounceStop: self._announce_stop,
-            events.WaitForRanks: lambda _: self._wait_for_ranks(),
-            events.Note: self._note,
-            events.LeaveStall: lambda one: self._send(self._watches.leave_stall(one.detail)),
-            events.RecordUnreachable: lambda one: self._record.unreachable(one.missing),
-            events.End: lambda one: self._record.end(one.verdict),
+            events.Note: lambda one: self._watches.note(one.text),
+            events.LeaveStall: lambda one: self._watches.stalls.leave(one.detail),
+            events.End: self._end,
         }
         handlers[type(action)](action)
 
@@ -262,8 +259,12 @@ class _Supervisor:
         idle, paces = self._watches.stalls.idle(), self._watches.pace.paces()
         self._send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
 
-    def _begin_attempt(self) -> None:
-        self._record.running(self._attempt.number)
+    def _begin_attempt(self, action: events.BeginAttempt) -> None:
+        if action.number:
+            attempt.clear(self._record.folder)
+            job_record.note(self._record.folder, action.note, launcher=True)
+            self._begin(action.number)
+        self._record.running(action.number)
         if self._watches.spread is not None:
             self._watches.spread.start()
 
@@ -275,14 +276,6 @@ class _Supervisor:
             self._record.cannot_start(self._attempt.error)
         elif not self._attempt.number:
             poweroff.begin(self._request.job, self._request.poweroff)
-
-    def _restart(self, action: events.Restart) -> None:
-        attempt.clear(self._record.folder)
-        job_record.note(self._record.folder, action.note, launcher=True)
-        self._begin(action.number)
-
-    def _record_failure(self, action: events.RecordFailure) -> None:
-        self._attempt.fail(action.observed.failure, action.observed.last_lines)
 
     def _end_ranks(self, action: events.EndRanks) -> None:
         if action.cancelled and self._cancelled_at is None:
@@ -296,49 +289,31 @@ class _Supervisor:
         token = phases.cancel_token(self._record.folder)
         self._send(Message(Kind.STOP, cancelled=action.cancelled, token=token, grace=action.grace))
 
-    def _wait_for_ranks(self) -> None:
-        longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
-        self._heartbeat.beat(longest + self._request.gang.silence)
-        self._attempt.join()
-
-    def _note(self, action: events.Note) -> None:
-        job_record.note(self._record.folder, action.text)
-        self._watches.stalls.noted()  # which is no output of the ranks
+    def _end(self, action: events.End) -> None:
+        if self._state.ranks_started:  # some may be left: this node was frozen while the others ended
+            longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
+            self._heartbeat.beat(longest + self._request.gang.silence)
+            self._attempt.join()
+        self._record.end(action.verdict, action.missing)
 
 
-class FactCollector:
-    """Collects in a thread what this node is like, while the nodes of a job connect to each other, and calls
-    `on_found`. `found` is None until then."""
+def _facts(request: StartRequest) -> Facts:
+    """Return what this node is like."""
+    copying = commands.later(lambda: _cannot_copy(request))
+    image, project = "", store.project_folder(request.project)
+    command = [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
+    if request.container:
+        image, folder = request.container.image, store.job_folder(request.job)
+        command, _ = docker.command(replace(request.container, gpus=False), command, project, {}, folder)
+    found = preflight.facts(command, Path.home())
+    problem = copying() or ""
+    defects = (*found.defects, problem[:MAX_FACT]) if problem else found.defects
+    return replace(found, image=image, defects=defects)
 
-    def __init__(self, request: StartRequest, *, on_found: Callable[[], object]) -> None:
-        self.found: Optional[Facts] = None
-        self._request = request
-        self._on_found = on_found
-        threading.Thread(target=self._collect, daemon=True).start()
 
-    def _collect(self) -> None:
-        problems: list[str] = []
-        copying = threading.Thread(target=lambda: problems.append(self._cannot_copy()), daemon=True)
-        copying.start()
-        try:
-            request, project = self._request, store.project_folder(self._request.project)
-            image, command = "", [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
-            if request.container:
-                image, folder = request.container.image, store.job_folder(request.job)
-                without = replace(request.container, gpus=False)
-                command, _ = docker.command(without, command, project, {}, folder)
-            found = preflight.facts(command, Path.home())
-            copying.join()
-            defects = [one[:MAX_FACT] for one in problems if one]
-            self.found = replace(found, image=image, defects=(*found.defects, *defects))
-        finally:
-            self.found = self.found or Facts()
-            with contextlib.suppress(OSError):  # the socket is full, or closed
-                self._on_found()
+def _cannot_copy(request: StartRequest) -> str:
+    if request.results is None:
+        return ""
+    from agent.s3 import copies  # 35 ms, which a job without results in S3 need not take
 
-    def _cannot_copy(self) -> str:
-        if self._request.results is None:
-            return ""
-        from agent.s3 import copies  # 35 ms, which a job without results in S3 need not take
-
-        return copies.check(self._request)
+    return copies.check(request, request.results)

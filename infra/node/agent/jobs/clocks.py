@@ -43,7 +43,7 @@ class Clocks:
 
 def ahead(folder: Path, attempt: int) -> dict[str, int]:
     """Return the bounds (ns) of an attempt of the job with this folder, by node."""
-    return store.read_mapping(_file(folder, attempt), int)
+    return store.read(_file(folder, attempt), dict[str, int]) or {}
 
 
 def _file(folder: Path, attempt: int) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from agent.jobs import phases
-from agent.node import kernel, processes, store
+from agent.node import kernel, processes, shared_memory, store
 from cloudddp.agent.protocol import NOTE
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Facts, Unreachable, Wrote
@@ -46,42 +46,38 @@ class JobRecord:
             boot=kernel.boot(),
         )
 
-    def starting(self) -> None:
-        self._write()
-
     def running(self, restarts: int) -> None:
         if restarts:
             (self.folder / f"{phases.BEGAN}-{restarts}").touch()
         started = self._state.started or time.time()
         self._state = replace(self._state, state=JobPhase.RUNNING, started=started, restarts=restarts)
-        self._write()
+        self.write()
 
     def cannot_start(self, error: str) -> None:
         """Keep why the ranks could not be started; it is written with the end."""
         self._state = replace(self._state, error=error[:MAX_TEXT])
 
-    def unreachable(self, missing: Unreachable) -> None:
-        """Record why no rank is started, for the reply of `start`."""
-        store.write(self.folder / phases.UNREACHABLE_FILE, missing)
+    def refuse(self, error: str) -> None:
+        """Record that the job cannot be started on this node."""
+        self.cannot_start(error)
+        first = Failure(self._request.node, Cause.START, detail=error)
+        verdict = Verdict(JobPhase.FAILED, 1, self._request.node, first)
+        self.end(verdict, Unreachable({}, (), error))
 
     def keep_facts(self, found: Facts) -> None:
         _write(self.folder / FACTS_FILE, found)
 
-    def end(self, verdict: Verdict) -> None:
+    def end(self, verdict: Verdict, missing: Optional[Unreachable] = None) -> None:
+        """`missing`: why no rank was started, for the reply of `start`."""
+        if missing is not None:
+            store.write(self.folder / phases.UNREACHABLE_FILE, missing)
         end_own(self._request, self._state, verdict)
 
-    def _write(self) -> None:
+    def write(self) -> None:
+        self._state = replace(self._state, reached=dict(shared_memory.reached))
         store.write(self.folder / phases.STATE_FILE, self._state)
 
     # -- a stop ----------------------------------------------------------------------------------------------
-
-    @property
-    def is_cancelled(self) -> bool:
-        return (self.folder / phases.CANCEL_MARK).exists()
-
-    @property
-    def is_stopping(self) -> bool:
-        return phases.is_stopping(self.folder)
 
     def mark_stop(self, *, cancelled: bool, token: str) -> None:
         """Mark that the supervisor ends the ranks. The time of a cancel that is marked already is kept."""
@@ -133,16 +129,6 @@ def end(folder: Path, state: Optional[StateFile], verdict: Verdict) -> None:
     if state is not None:
         ended = replace(state, state=verdict.phase, ended=verdict.at, exit_code=verdict.exit_code)
         store.write(folder / phases.STATE_FILE, ended)
-
-
-def refuse(request: StartRequest, error: str) -> None:
-    """Record that the job cannot be started on this node."""
-    folder = store.job_folder(request.job)
-    state = store.read(folder / phases.STATE_FILE, StateFile)
-    if state is not None:
-        store.write(folder / phases.UNREACHABLE_FILE, Unreachable({}, (), error))
-        first = Failure(request.node, Cause.START, detail=error)
-        end_own(request, replace(state, error=error), Verdict(JobPhase.FAILED, 1, request.node, first))
 
 
 # -- what the agents have noticed: stragglers, and a stall that was left alone -------------------------------

@@ -57,10 +57,9 @@ class JobFile:
     """What later steps must know of a job that was started. Its environment is never written to the disk."""
 
     node: int
-    ranks: int
     log_mb: LogMiB = LOG_MB  # MiB of a rank's log that its wrapper keeps
     stop_grace: float = 0.0  # seconds; for the wrappers, too
-    poweroff: Optional[float] = None  # seconds after the end of the job at which the node powers off
+    poweroff: Optional[float] = None  # seconds without a use after the job, until the node ends
 
 
 @frozen
@@ -145,7 +144,7 @@ def job_file(folder: Path) -> Optional[JobFile]:
     if job is not None or not was_started(folder):
         return job
     state = store.read(folder / STATE_FILE, StateFile)
-    return None if state is None else JobFile(state.node, state.expected or 0)
+    return None if state is None else JobFile(state.node)
 
 
 def task(folder: Path, node: int, *, own: bool = False) -> Task:
@@ -188,6 +187,12 @@ def has_ended(folder: Path) -> bool:
 
 def verdict(folder: Path) -> Optional[Verdict]:
     return store.read(folder / VERDICT_FILE, Verdict)
+
+
+def first_failure(folder: Path) -> Optional[Failure]:
+    """Return what failed first, as the verdict says; None without one."""
+    found = verdict(folder)
+    return found.first if found is not None else None
 
 
 def _is_gone(folder: Path, state: StateFile) -> bool:
@@ -251,10 +256,11 @@ def rebooted(folder: Path) -> Optional[float]:
     record = state or setup_of(folder)
     if record is None or not _is_other_boot(record.boot):
         return None
-    found, at = verdict(folder), kernel.booted_at()
-    first = found.first if found is not None else None
-    phase = phase_of(folder)
-    if not ended_with_machine(phase, record.node, record.ended, first, at) or not 0 <= at <= MAX_TIME:
+    at, first = kernel.booted_at(), first_failure(folder)
+    if (
+        not ended_with_machine(phase_of(folder), record.node, record.ended, first, at)
+        or not 0 <= at <= MAX_TIME
+    ):
         return None
     with contextlib.suppress(OSError):  # a full disk; after a further reboot, the later start is reported
         store.write(folder / REBOOTED_FILE, RebootFile(at))
@@ -282,13 +288,26 @@ def running_jobs() -> list[str]:
     return [folder.name for folder in known_folders()[-MAX_RUNNING:] if _occupies(folder)]
 
 
+def end_orphans() -> None:
+    """End what is left of jobs without an agent. Where guard, supervisor and the wrapper of a rank are killed
+    at once, what the rank has started in sessions of its own continues. A wrapper ends its rank itself."""
+    for name, node in processes.marked_jobs():  # nodes of the simulator share a machine
+        folder = store.job_folder(name)
+        job = job_file(folder)
+        if job is None or job.node != node or agent_runs(folder):
+            continue
+        its = task(folder, node)
+        if not any(processes.name(pid) == kernel.WRAPS_A_RANK for pid in processes.find(its)):
+            processes.end(its, 0.0)
+
+
 def _occupies(folder: Path) -> bool:
     phase = phase_of(folder)
     if phase is not JobPhase.LOST:
         return not phase.ended
     job = store.read(folder / JOB_FILE, JobFile)
     if job is None:  # written by another version
-        return processes.any_of_job(folder.name)
+        return any(one == folder.name for one, _ in processes.marked_jobs())
     return bool(processes.find(task(folder, job.node)))
 
 

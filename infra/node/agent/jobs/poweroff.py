@@ -1,168 +1,96 @@
-"""`poweroff`: the end of this node after a job that was launched with --down: it powers off, and EC2
-terminates it.
+"""The end of this node: what the agent tells root's timer (infra/node/cloudddp-idle.sh), which alone ends it.
 
-The instance's shutdown behaviour is `terminate`, so this needs no AWS permission. The plan is a file, which
-`launch` writes before it sends anything, each job that starts replaces or removes, and `resume` extends. The
-guard of a job that has ended carries it out, and so does a timer of root (infra/node/cloudddp-idle.sh), if
-the guard was killed or no job was started. Neither does while a job runs.
+A node ends at its deadline, or once it has been unused for its grace. The grace of a job that was launched
+with --down is in PLAN; a process named RUNS_A_JOB is a use. The instance's shutdown behaviour is `terminate`,
+so powering off needs no AWS permission.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import signal
 import time
-from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
 from typing import Optional
 
 from agent.jobs import phases
 from agent.node import kernel, store
-from agent.node.commands import succeeds
-from cloudddp.agent.protocol.codec import JobId, Time
+from agent.node.commands import run_quietly
+from cloudddp.agent.protocol.codec import JobId
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.machine import PowerOffReply, PoweroffSeconds
+from cloudddp.agent.protocol.machine import CLIENT_SECONDS, MAX_POWEROFF_WAIT, PoweroffSeconds
 
-PLAN = store.ROOT / "poweroff.json"  # cloudddp-idle.sh reads `seconds` of it
-PAUSE = 0.5  # seconds between two looks at the plan
-RETRY = 30.0  # seconds for a shutdown that has begun, until the next command is tried
-SECONDS = 20.0  # for a command
-# The shutdown ends this process, and not that unit, which forces a poweroff that hangs.
-UNIT = "cloudddp-deadline.service"
-COMMANDS = (
-    ["systemctl", "start", "--no-block", UNIT],
-    ["systemctl", "poweroff"],
-    ["systemctl", "poweroff", "--force"],
-    ["shutdown", "-P", "now"],
-)
+PLAN = store.ROOT / "poweroff.json"  # the timer reads `seconds` and `clients` of it
+UNUSED = Path("/run/cloudddp-unused")  # of the timer: the uptime at which the node was last used, and more
+ENDING = Path("/run/cloudddp-ending")  # the timer has decided to end the node
+LOOK = ["sudo", "-n", "systemctl", "start", "cloudddp-idle.service"]  # it returns once the timer has looked
 
 
 @frozen
 class Plan:
-    """The node powers off `seconds` after `since`, or after the end of `job` if that is later. `since`:
-    seconds since the epoch by its clock, for people and to tell one plan from another; nothing is computed
-    from it here."""
+    """The node ends once it has been unused for `seconds`. Clients prolong that by at most `clients` seconds
+    after the last use by a job, or after this was `written`."""
 
     job: JobId
     seconds: PoweroffSeconds
-    since: Time
-
-    @property
-    def left(self) -> float:
-        return min(max(self.since + self.seconds - time.time(), 0.0), self.seconds)
+    clients: PoweroffSeconds = CLIENT_SECONDS
+    written: float = field(default_factory=time.time)  # the timer sees that it was written again
 
 
 def current() -> Optional[Plan]:
     return store.read(PLAN, Plan)
 
 
-def reply() -> PowerOffReply:
-    """Return the plan, as the laptop gets it."""
+def grace(job: str) -> Optional[float]:
+    """Return after how many seconds without a use this node ends because of a job; None: not because of that
+    one."""
     plan = current()
-    return PowerOffReply() if plan is None else PowerOffReply(plan.job, plan.left)
+    return plan.seconds if plan is not None and plan.job == job else None
 
 
-def planned(job: str, ended: Optional[float]) -> Optional[float]:
-    """Return when this node powers off because of a job that has ended, in seconds since the epoch, or None.
-    The plan is older than the end where the guard was killed."""
-    plan = current()
-    return max(plan.since, ended or 0.0) + plan.seconds if plan is not None and plan.job == job else None
+def unused(ended: Optional[float]) -> float:
+    """Return for how many seconds this node has been unused, since a job `ended`; that is the answer where
+    another version has installed the timer."""
+    try:
+        last = float(store.read_bytes(UNUSED).split()[0])
+        found = time.clock_gettime(time.CLOCK_BOOTTIME) - last
+    except (OSError, ValueError, IndexError):
+        found = 0.0 if ended is None else time.time() - ended
+    return min(max(found, 0.0), MAX_POWEROFF_WAIT)
+
+
+def occupy() -> None:
+    """Let this process count as a use of the node. Raises SystemExit where the node ends: the timer sets its
+    mark and then looks for such a process, so one of the two sees the other."""
+    kernel.set_name(kernel.RUNS_A_JOB)
+    if ENDING.exists():
+        raise SystemExit("this node is ending, since nobody has used it; `cloudddp up` creates another one")
 
 
 def begin(job: str, seconds: Optional[float]) -> None:
     """The ranks of a job have been started: replace the plan by that of this job, or remove it."""
     with store.locked("jobs"), contextlib.suppress(OSError):  # a full disk ends no job
         if seconds is not None:
-            write(job, seconds)
+            store.write(PLAN, Plan(job, seconds))
         else:
             PLAN.unlink(missing_ok=True)
 
 
-def write(job: str, seconds: float) -> Plan:
-    plan = Plan(job, seconds, time.time())
-    store.write(PLAN, plan)
-    return plan
-
-
-def after(
-    job: str,
-    seconds: float,
-    busy: Callable[[], bool] = lambda: False,
-    least: Callable[[], float] = lambda: 0.0,
-) -> None:
-    """Power off in `seconds`, and not while the node is `busy` nor `least()` seconds after that, unless
-    another job is started until then. The plan may be changed meanwhile. Returns once another job has taken
-    the node."""
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)  # a shutdown must not wait for this process
-    countdown = _Countdown(job)
-    if not countdown.begin(seconds):
-        return
-    kernel.set_name(kernel.RUNS_A_JOB)
-    was_busy = True
-    while True:
-        if was_busy and not busy():
-            was_busy = False
-            countdown.at_least(least())
-            kernel.set_name(kernel.WAITS_TO_END)
-        if countdown.is_taken():
-            return
-        if countdown.is_over and not was_busy:
-            break
-        time.sleep(PAUSE)
-    kernel.set_name(kernel.WAITS_TO_END)
-    commands = itertools.cycle(COMMANDS)
-    again = 0.0  # when the next command is run, by the monotonic clock
-    while True:
-        with store.locked("jobs"):  # no job can start between this and the shutdown
-            if countdown.is_taken():
-                return
-            if time.monotonic() >= again and countdown.is_over and not phases.running_jobs():
-                again = time.monotonic() + (
-                    RETRY if succeeds(["sudo", "-n", *next(commands)], SECONDS) else PAUSE
-                )
-        time.sleep(PAUSE)
-
-
-class _Countdown:
-    """The wait of a job's guard, by the monotonic clock: the other one may be set."""
-
-    def __init__(self, job: str) -> None:
-        self._job = job
-        self._plan: Optional[Plan] = None  # None where it could not be written: the wait itself needs no file
-        self._end = 0.0
-
-    def begin(self, seconds: float) -> bool:
-        """Write the plan. Return False if another job has taken the node."""
-        self._end = time.monotonic() + seconds
-        with store.locked("jobs"):
-            plan = current()
-            if (plan is None and phases.running_jobs()) or (plan is not None and plan.job != self._job):
-                return False
-            with contextlib.suppress(OSError):
-                self._plan = write(self._job, seconds)
-        return True
-
-    def at_least(self, seconds: float) -> None:
-        """Wait so many seconds from now on, if less is left."""
-        with store.locked("jobs"):
-            if self.is_taken() or time.monotonic() + seconds <= self._end:
-                return
-            self._end = time.monotonic() + seconds
-            with contextlib.suppress(OSError):
-                self._plan = write(self._job, seconds)
-
-    @property
-    def is_over(self) -> bool:
-        return time.monotonic() >= self._end
-
-    def is_taken(self) -> bool:
-        """Look at the plan, which may have been changed. Return whether it is another job's."""
-        if self._plan is None:
-            return bool(phases.running_jobs())
+def replan(job: str, seconds: float, *, own: bool = False) -> None:
+    """Change the plan of a job that has ended, unless another one has taken the node. `own`: only where the
+    job has a plan; a later one may have removed it and ended."""
+    with store.locked("jobs"), contextlib.suppress(OSError):
         plan = current()
-        if plan is None or plan.job != self._job:
-            return True
-        if plan != self._plan:
-            self._plan, self._end = plan, time.monotonic() + plan.seconds
-        return False
+        taken = (own or bool(phases.running_jobs())) if plan is None else plan.job != job
+        if not taken and (plan is None or plan.seconds != seconds):
+            store.write(PLAN, Plan(job, seconds))
+
+
+def let_end(job: str) -> None:
+    """The agent of a job ends: let the timer look now, so that the seconds of its plan count from now on, or
+    so that it ends the node at once."""
+    seconds = grace(job)
+    if seconds == 0:
+        kernel.set_name(kernel.RAN_A_JOB)
+    if seconds is not None:
+        run_quietly(LOOK)

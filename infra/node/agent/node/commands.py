@@ -4,63 +4,62 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Optional, Union
+from typing import Optional, TypeVar, Union
 
+from agent.node import kernel
 from cloudddp.agent.protocol.start import SetupRequest, StartRequest
 
-_running: list[Callable[[], None]] = []  # what kills each program that has not ended
+T = TypeVar("T")
 
 
 def run_quietly(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> str:
     """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds.
     With `partly`, also what a program wrote that failed."""
-    return started(argv, timeout, partly=partly)()
+    code, out, _ = outcome(argv, timeout)
+    return out if partly or code == 0 else ""
 
 
-def started(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> Callable[[], str]:
-    """Start a program, and return a function that waits for its end and returns what `run_quietly` would."""
-    try:
-        process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-    except OSError:
-        return str
-    _running.append(process.kill)
-
-    def output() -> str:
-        with process:
-            try:
-                out, _ = process.communicate(timeout=timeout)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return ""
-            finally:
-                _running.remove(process.kill)
-        return out.decode(errors="replace") if partly or process.returncode == 0 else ""
-
-    return output
-
-
-def succeeds(argv: list[str], timeout: float, *, cwd: Optional[str] = None) -> bool:
-    """Run a program without input and output; return whether it exited with 0 in time."""
-    silent = subprocess.DEVNULL
+def outcome(
+    argv: list[str], seconds: float, *, given: str = "", env: Optional[Mapping[str, str]] = None
+) -> tuple[Optional[int], str, str]:
+    """Run a program and return its exit code, stdout and stderr; or None and why, where it was not started or
+    took longer than so many seconds. `given` is its stdin. It ends with this process."""
     try:
         done = subprocess.run(
-            argv, stdin=silent, stdout=silent, stderr=silent, timeout=timeout, cwd=cwd, check=False
+            argv,
+            input=given.encode(),
+            capture_output=True,
+            cwd="/",
+            env=env,
+            timeout=seconds,
+            check=False,
+            preexec_fn=kernel.death_signal(signal.SIGKILL),
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+    except subprocess.TimeoutExpired:
+        return None, "", f"{argv[0]} took longer than {seconds:g} s"
+    except OSError as error:
+        return None, "", f"{argv[0]}: {error.strerror}"
+    return done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
 
 
-def kill_running() -> None:
-    """Kill the programs that are still asked: this process is about to end."""
-    for kill in _running:
-        kill()
+def later(find: Callable[[], T]) -> Callable[..., Optional[T]]:
+    """Call a function in a thread. Return a function that waits, for as many seconds as it is given, and
+    returns what the first one has returned; None where that takes longer, or has failed."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(find()), daemon=True)
+    thread.start()
+
+    def wait(seconds: Optional[float] = None) -> Optional[T]:
+        thread.join(seconds)
+        return found[0] if found else None
+
+    return wait
 
 
 def program(word: str, folder: Path) -> str:

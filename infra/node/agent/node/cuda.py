@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import time
 from typing import Optional
+
+from agent.node.commands import outcome
 
 # Stand-ins for GPUs (the simulator's) answer only in a process with this variable: for jobs there is no GPU.
 GPU_CHECK_VARIABLE = "CLOUDDDP_GPU_CHECK"
@@ -54,26 +55,13 @@ def usable_gpus(python: str, seconds: float, wait: float) -> tuple[Optional[int]
 
 
 def _check(python: str, seconds: float) -> tuple[Optional[int], str]:
-    if not python:
-        return None, ""
+    env = {**os.environ, GPU_CHECK_VARIABLE: "1"}
+    code, out, errors = outcome([python, "-c", _CHECK], seconds, env=env)
+    if code is None:
+        return 0, f"importing torch: {errors}"
     try:
-        done = subprocess.run(
-            [python, "-c", _CHECK],
-            cwd="/",
-            env={**os.environ, GPU_CHECK_VARIABLE: "1"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=seconds,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return 0, f"importing torch took longer than {seconds:.0f} s"
-    except OSError as error:
-        return 0, f"{python}: {error.strerror}"
-    lines = done.stdout.decode(errors="replace").splitlines() or [""]
-    try:
-        found = json.loads(lines[-1])
+        found = json.loads(out.splitlines()[-1])
         return (None, "") if found is None else (int(found[0]), str(found[1])[:MAX_ERROR])
     except (ValueError, TypeError, LookupError):
-        last = (done.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
-        return 0, f"{python} exited with {done.returncode}: {last}"[:MAX_ERROR]
+        last = (errors.strip().splitlines() or ["no output"])[-1]
+        return 0, f"{python} exited with {code}: {last}"[:MAX_ERROR]

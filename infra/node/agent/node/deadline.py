@@ -6,12 +6,10 @@ import contextlib
 import math
 import time
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Optional
+from typing import Optional
 
 from agent.node import store
-
-if TYPE_CHECKING:
-    from cloudddp.agent.protocol.start import Deadline
+from cloudddp.agent.protocol.start import Deadline
 
 # Seconds since the epoch by this node's clock, written by infra/node/move-deadline.sh.
 MOVED = store.ROOT / "deadline"

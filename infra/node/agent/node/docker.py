@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from agent.node import store
-from agent.node.commands import run_quietly, succeeds
+from agent.node.commands import run_quietly
 from cloudddp.agent.protocol.gang import MAX_FACT
 from cloudddp.agent.protocol.start import Container
 
@@ -48,7 +48,7 @@ def allow() -> None:
     """Let the login user use Docker, if it may become root anyway. Some images of AWS leave that user out of
     the group docker, and a user that is added to it would be a member from its next login on."""
     if os.path.exists(SOCKET) and not os.access(SOCKET, os.R_OK | os.W_OK):
-        succeeds(["sudo", "-n", "chown", str(os.getuid()), SOCKET], SECONDS)
+        run_quietly(["sudo", "-n", "chown", str(os.getuid()), SOCKET], SECONDS)
 
 
 def id_of(image: str) -> str:

@@ -14,8 +14,9 @@ PR_SET_NAME = 15
 PR_SET_CHILD_SUBREAPER = 36
 # Names of the agent's processes, at most 15 characters. infra/node/cloudddp-idle.sh looks for them.
 RUNS_A_JOB = "cloudddp-job"  # a job or its setup, and the copy of its results
+WRAPS_A_RANK = "cloudddp-rank"  # it ends its rank after the job's grace where the job's agents were killed
 SETUP_ALONE = "cloudddp-setup"  # a setup whose client is gone: it keeps no node
-WAITS_TO_END = "cloudddp-wait"  # the node powers off after a job
+RAN_A_JOB = "cloudddp-ended"  # the agent of a job that needs its node no longer
 TICKS = os.sysconf("SC_CLK_TCK")  # per second of CPU time
 ASK_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 # Loaded here: in a child that was forked while another thread held the loader's lock, it never would be.

@@ -14,13 +14,13 @@ import socket
 import threading
 import time
 from io import BufferedReader
-from typing import Any, BinaryIO, Callable
+from typing import Any, Callable
 
 from cloudddp.agent.protocol.phases import Peer
 
 ANSWER = 5.0  # seconds for the side that has listened to prove who it is
 HELLO = 10.0  # seconds for the one that has connected
-STALLED = 15.0  # seconds without which nothing more of the file is taken or comes
+STALLED = 120.0  # seconds in which nothing more is taken, or comes
 LONGEST_LINE = 1 << 16  # bytes
 RETRY, LONGEST_RETRY = 0.002, 0.05  # seconds until a connection is tried again, doubled each time
 MAX_STRANGERS = 64  # connections that a node accepts, besides those of the nodes
@@ -45,6 +45,7 @@ class Link:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._input: BufferedReader = connection.makefile("rb")
+        self.patience = STALLED  # seconds of `read_all`
         self._secret = secret.encode()
         self._names: tuple[str, str, str] = (purpose, "", "")
 
@@ -107,17 +108,12 @@ class Link:
 
     def read_all(self, size: int) -> bytes:
         """Return so many bytes, fewer only at the end."""
-        self._socket.settimeout(STALLED)
+        self._socket.settimeout(self.patience)
         return self._input.read(size)
 
     def write_all(self, data: bytes) -> None:
         self._socket.settimeout(STALLED)
         self._socket.sendall(data)
-
-    def write_part(self, file: BinaryIO, offset: int, size: int) -> None:
-        """Send a part of a file, which has it."""
-        self._socket.settimeout(STALLED)
-        self._socket.sendfile(file, offset, size)
 
     def detach(self) -> tuple[socket.socket, bytes]:
         """Return the connection, which does not block from now on, and what came with the proof. The link

@@ -10,11 +10,16 @@ import shutil
 import socket
 import struct
 import time
+from array import array
 from pathlib import Path
 
-from agent.node.commands import program, run_quietly, succeeds
+from agent.node.commands import program, run_quietly
 
-SIOCGIFADDR, SIOCGIFNETMASK = 0x8915, 0x891B  # linux/sockios.h
+SIOCGIFCONF = 0x8912  # linux/sockios.h
+IFREQ = struct.Struct(
+    "16s4x4s16x"
+)  # the name of an interface, perhaps with a label, and one of its addresses
+MAX_ADDRESSES = 1000
 NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
 EFA_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # of AWS's EFA installer; on PATH in login shells only
 INFINIBAND = "/sys/class/infiniband"
@@ -25,30 +30,19 @@ DEEP_LEARNING_AMI_PYTHON = "/opt/pytorch/bin/python"
 def interface_of(address: str) -> str:
     """Return the name of the interface that has an IPv4 address, or ''.
 
-    Asks the kernel, so that it needs no iproute2. A loopback interface has all addresses of its network:
-    127.77.0.4 is on `lo` though `lo` lists 127.0.0.1/8.
+    Asks the kernel (netdevice(7)), so that it needs no iproute2. A loopback interface has all addresses of
+    its network: 127.77.0.4 is on `lo` though `lo` lists 127.0.0.1/8.
     """
-    wanted = struct.unpack("!I", socket.inet_aton(address))[0]
+    listed = array("B", bytes(MAX_ADDRESSES * IFREQ.size))
+    place, room = listed.buffer_info()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        for _, name in socket.if_nameindex():
-            request = struct.pack("256s", name.encode()[:15])
-            try:
-                own = struct.unpack("!I", fcntl.ioctl(asked, SIOCGIFADDR, request)[20:24])[0]
-                mask = struct.unpack("!I", fcntl.ioctl(asked, SIOCGIFNETMASK, request)[20:24])[0]
-            except OSError:
-                continue  # an interface without an IPv4 address
-            if own == wanted or (own >> 24 == 127 and own & mask == wanted & mask):
-                return name
-    return _secondary_interface_of(address)
-
-
-def _secondary_interface_of(address: str) -> str:
-    """SIOCGIFADDR returns only the first address of an interface, `ip` all."""
-    for line in run_quietly(["ip", "-o", "-4", "addr", "show"]).splitlines():
-        words = line.split()
-        if len(words) > 3 and words[3].split("/")[0] == address:
-            return words[1]
-    return ""
+        answer = fcntl.ioctl(asked, SIOCGIFCONF, struct.pack("iP", room, place))
+    size, _ = struct.unpack("iP", answer)
+    found = {
+        socket.inet_ntoa(own): name.partition(b"\0")[0].partition(b":")[0].decode()
+        for name, own in IFREQ.iter_unpack(listed.tobytes()[:size])
+    }
+    return found.get(address) or (found.get("127.0.0.1", "") if address.startswith("127.") else "")
 
 
 def count_gpus(expected: int, seconds: float) -> int:
@@ -73,18 +67,13 @@ def count_efa() -> int:
     """
     fi_info = EFA_FI_INFO if os.access(EFA_FI_INFO, os.X_OK) else shutil.which("fi_info")
     if fi_info is None:
-        return sum(_is_efa(device) for device in Path(INFINIBAND).glob("*"))
+        drivers = [os.path.realpath(device / "device" / "driver") for device in Path(INFINIBAND).glob("*")]
+        return sum(os.path.basename(driver) == "efa" for driver in drivers)
     listed = run_quietly([fi_info, "-p", "efa", "-t", "FI_EP_RDM"]).splitlines()
     domains = {
         line.split()[1] for line in listed if line.split()[:1] == ["domain:"] and len(line.split()) > 1
     }
     return len({domain.rpartition("-")[0] or domain for domain in domains})
-
-
-def _is_efa(device: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return (device / "device" / "driver").resolve().name == "efa"
-    return False
 
 
 def find_python(wanted: str, folder: Path) -> str:
@@ -104,8 +93,3 @@ def free_ports() -> tuple[int, int]:
             one.bind(("", port))
             found.append(port)
     return found[0], found[1]
-
-
-def wait_for_boot(seconds: float) -> None:
-    """Wait until cloud-init has finished: SSH answers before the deadline timer is armed."""
-    succeeds(["cloud-init", "status", "--wait"], seconds)

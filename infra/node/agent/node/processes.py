@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
@@ -16,11 +16,13 @@ from agent.node.commands import run_quietly
 from agent.node.kernel import born as born
 from agent.node.kernel import stat
 from cloudddp.agent.protocol import TASK_VARIABLE
+from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.frozen import frozen
 
 GIVE_UP_SECONDS = 10.0  # of SIGKILL without effect
 PAUSE = 0.05  # seconds between two polls
 NO_PID = -1  # no process has this pid
+LONGEST_MARK = 80  # bytes
 
 
 @frozen
@@ -52,14 +54,11 @@ def find(task: Task) -> list[int]:
     environment is found by descent, from a marked process or from the leader.
     """
     parents = _parents()
-    marked = set(_marked(parents, f"{TASK_VARIABLE}={task.mark}".encode()))
+    mark = f"{TASK_VARIABLE}={task.mark}".encode()
+    marked = {pid for pid in parents if mark in _environment(pid)}
     leader = _leader(task)
     roots = marked | {leader} | ({os.getpid()} if task.own else set())
-    found = set(marked)
-    fresh = roots
-    while fresh:
-        fresh = {pid for pid, its_parent in parents.items() if its_parent in fresh and pid not in found}
-        found |= fresh
+    found = {pid for tree in _trees(roots, parents).values() for pid in tree}
     return sorted(found - {leader, os.getpid()})
 
 
@@ -70,7 +69,10 @@ def tree(pid: int) -> list[int]:
 
 def trees(pids: Iterable[int]) -> dict[int, list[int]]:
     """Return what `tree` does for each of these processes. One look at /proc, which may list thousands."""
-    parents = _parents()
+    return _trees(pids, _parents())
+
+
+def _trees(pids: Iterable[int], parents: Mapping[int, int]) -> dict[int, list[int]]:
     children: dict[int, list[int]] = {}
     for one, its_parent in parents.items():
         children.setdefault(its_parent, []).append(one)
@@ -92,10 +94,14 @@ def _leader(task: Task) -> int:
     return record.pid
 
 
-def any_of_job(job: str) -> bool:
-    """Return whether any process has the mark of a job, for any node: for a job whose record is
-    unreadable."""
-    return any(_marked(_parents(), f"{TASK_VARIABLE}={job}/".encode(), whole=False))
+def marked_jobs() -> set[tuple[str, int]]:
+    """Return the jobs, and their numbers for this node, of which a process has the mark."""
+    begin = f"{TASK_VARIABLE}=".encode()
+    marks = {one[len(begin) :] for pid in _parents() for one in _environment(pid) if one.startswith(begin)}
+    parts = [mark.decode(errors="replace").partition("/") for mark in marks if len(mark) < LONGEST_MARK]
+    return {
+        (job, int(node)) for job, _, node in parts if is_job_id(job) and node.isascii() and node.isdigit()
+    }
 
 
 def _parents() -> dict[int, int]:
@@ -108,18 +114,24 @@ def _parents() -> dict[int, int]:
     return parents
 
 
-def _marked(pids: Iterable[int], mark: bytes, *, whole: bool = True) -> Iterable[int]:
-    for pid in pids:
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
-            variables = environ.read().split(b"\0")
-            if mark in variables if whole else any(one.startswith(mark) for one in variables):
-                yield pid
+def _environment(pid: int) -> list[bytes]:
+    """Return the variables with which a process was started; [] where it may not be asked, or has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as environ:
+        return environ.read().split(b"\0")
+    return []
 
 
 def runs(pid: Optional[int], born_at: str) -> bool:
     """Return whether the process runs that was recorded with this pid and this `born`. An empty one names
     none."""
     return pid is not None and bool(born_at) and born(pid) == born_at
+
+
+def name(pid: int) -> str:
+    """Return the name of a process; '' where it has ended."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return Path(f"/proc/{pid}/comm").read_text().rstrip()
+    return ""
 
 
 def is_stopped(pid: Optional[int]) -> bool:

@@ -1,52 +1,26 @@
-"""Memory that a process shares with those that it forks: a guard and its supervisor, the step `start` and
-what it starts."""
+"""What a guard must know of its supervisor, in memory that it shares with that fork of itself; and when the
+parts of a start were reached."""
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import struct
 import time
 import traceback
-from typing import Optional
 
 from cloudddp.agent.protocol.jobs import MAX_LINE
 
-_TEXT = 4 * MAX_LINE  # bytes of that many characters
 _TIME = struct.Struct("d")
-
-
-class SharedText:
-    """The error of a supervisor that has crashed, for its guard: a full disk takes no log."""
-
-    def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _TEXT)
-
-    def keep(self, error: BaseException) -> None:
-        """Keep what a traceback says last, and write the traceback into the log of this process."""
-        data = last_line(error).encode(errors="replace")
-        self._page[: len(data)] = data
-        with contextlib.suppress(OSError):
-            traceback.print_exception(type(error), error, error.__traceback__)
-
-    @property
-    def text(self) -> str:
-        return self._page[:].rstrip(b"\0").decode(errors="replace")
-
-
-def last_line(error: BaseException) -> str:
-    """Return what a traceback says last, such as `OSError: [Errno 28] No space left on device`."""
-    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
-    return lines[-1][:MAX_LINE] if lines else ""
+_TEXT = 4 * MAX_LINE  # bytes of that many characters
 
 
 class SupervisorHeartbeat:
     """How a guard knows that its supervisor still runs its loop: one that is stopped, or waits for a disk
     that never answers, holds its ranks and ends nothing. Other nodes notice that by its messages; this is for
-    its own node."""
+    its own node. `error`: by which the supervisor has ended; a full disk takes no log."""
 
     def __init__(self) -> None:
-        self._page = mmap.mmap(-1, _TIME.size)
+        self._page = mmap.mmap(-1, _TIME.size + _TEXT)
         self.beat(float("inf"))  # until the first beat
 
     def beat(self, seconds: float) -> None:
@@ -58,32 +32,25 @@ class SupervisorHeartbeat:
         """Until when the supervisor is sure to be heard of again, by the monotonic clock."""
         return float(_TIME.unpack_from(self._page)[0])
 
+    def crashed(self, error: BaseException) -> None:
+        self._page.seek(_TIME.size)
+        self._page.write(last_line(error).encode(errors="replace"))
 
-# -- when the parts of a start were reached, for `--timings` -------------------------------------------------
+    @property
+    def error(self) -> str:
+        return self._page[_TIME.size :].rstrip(b"\0").decode(errors="replace")
 
-START_PARTS = ("step", "supervisor", "mesh", "preflight")
-_start_times: Optional[mmap.mmap] = None
+
+def last_line(error: BaseException) -> str:
+    """Return what a traceback says last, such as `OSError: [Errno 28] No space left on device`."""
+    lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+    return lines[-1][:MAX_LINE] if lines else ""
 
 
-def begin_start() -> None:
-    """Share what is marked from now on with the processes that this one forks."""
-    global _start_times
-    _start_times = mmap.mmap(-1, mmap.PAGESIZE)
-    mark_start("step")
+# For `--timings`: part -> when this process, or one that it is a fork of, reached it, by the monotonic clock.
+reached: dict[str, float] = {}
 
 
 def mark_start(part: str) -> None:
-    """Note that this part has been reached, unless it was before. Processes without `begin_start` note
-    nothing."""
-    place = START_PARTS.index(part) * _TIME.size
-    if _start_times is not None and _TIME.unpack_from(_start_times, place) == (0.0,):
-        _TIME.pack_into(_start_times, place, time.monotonic())
-
-
-def start_seconds_ago() -> dict[str, float]:
-    """Return how many seconds ago each part was reached."""
-    if _start_times is None:
-        return {}
-    now = time.monotonic()
-    found = {part: _TIME.unpack_from(_start_times, k * _TIME.size)[0] for k, part in enumerate(START_PARTS)}
-    return {part: max(now - at, 0.0) for part, at in found.items() if at}
+    """Note that a part of the start has been reached, unless it was before."""
+    reached.setdefault(part, time.monotonic())

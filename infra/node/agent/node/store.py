@@ -17,7 +17,6 @@ from cloudddp.agent.protocol.codec import (
     check_job_id,
     check_project,
     decode,
-    decode_mapping,
     encode,
 )
 
@@ -91,15 +90,6 @@ def read(path: Path, kind: type[T], limit: int = MAX_RECORD) -> Optional[T]:
         return decode(read_bytes(path, limit), kind)
     except (OSError, ProtocolError):
         return None
-
-
-def read_mapping(path: Path, kind: type[T]) -> dict[str, T]:
-    """Return the values of this kind in a file, by name; none where there is no file, or it cannot be
-    decoded."""
-    try:
-        return decode_mapping(read_bytes(path), kind)
-    except (OSError, ProtocolError):
-        return {}
 
 
 def read_bytes(path: Path, limit: int = MAX_REQUEST) -> bytes:

@@ -71,7 +71,8 @@ class Attempt:
             if isinstance(error, OSError):
                 self.error = f"{error.filename or 'process'}: {error.strerror}"
             detail = self.error[:MAX_TEXT]
-            self.fail(Failure(self._request.node, Cause.START, exit_code=NOT_STARTED, detail=detail))
+            failure = Failure(self._request.node, Cause.START, exit_code=NOT_STARTED, detail=detail)
+            self.fail(Observed(failure, 0.0))
 
     @property
     def succeeded(self) -> bool:
@@ -83,9 +84,9 @@ class Attempt:
         """Whether the ranks were asked to end, and no process is left."""
         return self._ending is not None and not self._ending.is_alive()
 
-    def fail(self, failure: Failure, last_lines: tuple[str, ...] = ()) -> None:
+    def fail(self, observed: Observed) -> None:
         """Keep a failure that is no rank's own end."""
-        self._failures.append(Seen(time.monotonic(), Observed(failure, 0.0, last_lines)))
+        self._failures.append(Seen(time.monotonic(), observed))
 
     def look(self) -> Look:
         """Look at ranks and launchers."""
@@ -170,7 +171,7 @@ class Attempt:
         if time.monotonic() - self._failed_at > causes.SETTLE:
             return True
         found = [causes.of_rank(self._folder, self._request.node, one, self._kernel) for one in failed]
-        return not all(causes.is_consequence(one.failure, one.last_lines) for one in found)
+        return not all(map(causes.is_consequence, found))
 
     # -- looking ---------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
@@ -191,12 +191,13 @@ def elastic_error(path: str) -> str:
     return ""
 
 
-def is_consequence(failure: Failure, last_lines: Sequence[str]) -> bool:
+def is_consequence(observed: Observed) -> bool:
     """Whether another failure may explain this one: a rank or launcher has written that it lost a connection
     to another one, or waited for it in vain; or the script of the rank had ended."""
+    failure = observed.failure
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER):
         return failure.cause is Cause.EXIT
-    lines = last_error(last_lines, failure.exit_code).lines
+    lines = last_error(observed.last_lines, failure.exit_code).lines
     return any(LOST_PEER.search(line) for line in (*lines, failure.detail))
 
 

@@ -28,6 +28,7 @@ def main(job: str, *argv: str) -> int:
     """
     # Of the launcher, without which the rank would train on.
     kernel.die_with_parent(signal.SIGTERM, os.getppid())
+    kernel.set_name(kernel.WRAPS_A_RANK)
     supervisor = os.environ.pop(SUPERVISOR_VARIABLE, "")
     if kernel.name(int(supervisor.partition(":")[0] or 0)) != supervisor:
         return NOT_STARTED  # the launcher may live on, or has been ended, too

@@ -22,6 +22,7 @@ from agent.jobs import phases
 from agent.node import kernel, processes, store
 from agent.ranks import causes, rank_log
 from cloudddp.agent.protocol import NOT_STARTED
+from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord
 
 HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
@@ -118,7 +119,7 @@ def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], 
     `errors` is the file of torch.distributed.elastic.
     """
     folder = store.job_folder(job_id)
-    job = phases.job_file(folder) or phases.JobFile(0, 0)
+    job = phases.job_file(folder) or phases.JobFile(0)
     ending = RankEnd(child, folder, job.stop_grace)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, kernel.ASK_TO_END)  # that has come since the rank was started
     path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
@@ -148,7 +149,8 @@ def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) ->
     """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody
     would know how it would have ended."""
     failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
-    if not ended.exit_code or not causes.is_consequence(failure, causes.end_of_log(log, ended.exit_code)[0]):
+    lines, _ = causes.end_of_log(log, ended.exit_code)
+    if not ended.exit_code or not causes.is_consequence(Observed(failure, 0.0, lines)):
         return
     deadline = time.monotonic() + causes.SETTLE
     while time.monotonic() < deadline and not forwarded:

@@ -83,7 +83,7 @@ class Keeper:
             return
         now = max(time.time(), self._last[0])  # ascending, so that it can be searched
         descriptor = os.open(
-            _beside(self._path, ".times"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
+            self._path.with_suffix(".times"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
         )
         try:
             if os.fstat(descriptor).st_size < MAX_TIMES:
@@ -159,7 +159,7 @@ def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
         size = os.fstat(descriptor).st_size
         starts = [0]
         if since is not None:
-            written = min(size, _size_at(_beside(path, ".times"), time.time() - since))
+            written = min(size, _size_at(path.with_suffix(".times"), time.time() - since))
             starts.append(_line_start(descriptor, written))
         if tail is not None:
             starts.append(_tail_start(descriptor, size, tail))
@@ -206,7 +206,3 @@ def _tail_start(descriptor: int, size: int, lines: int) -> int:
         wanted -= count
         position = begin
     return lowest
-
-
-def _beside(path: Path, ending: str) -> Path:
-    return path.with_suffix(ending)

@@ -15,18 +15,16 @@ import os
 import signal
 import stat
 import subprocess
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from pathlib import Path
 from typing import Optional
 
-from agent.files import shared
 from agent.files.checkpoints import parts
 from agent.files.paths import on_one_line
-from agent.files.scan import Scan
-from agent.files.tree import Found, Tree
+from agent.files.scan import Scan, below
+from agent.files.tree import Found
 from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import program
@@ -70,12 +68,9 @@ class File:
     metadata: dict[str, str] = field(default_factory=dict)
 
 
-def check(request: StartRequest) -> str:
+def check(request: StartRequest, destination: Destination) -> str:
     """Return why this node cannot copy results, or ''. It uploads the job's state, so that a missing
     permission is known before the ranks start."""
-    destination = request.results
-    if destination is None:
-        return ""
     folder = store.job_folder(request.job)
     state = File(str(folder / phases.STATE_FILE), _key(destination, request.node, LOGS, phases.STATE_FILE))
     ends = time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2)
@@ -86,45 +81,32 @@ def check(request: StartRequest) -> str:
 
 
 class Copy:
-    """The copy of a job's results from this node, in a thread. `ends`: when the node ends, by the monotonic
-    clock."""
+    """The copy of a job's results from this node. `ends`: when the node ends, by the monotonic clock."""
 
     def __init__(self, request: StartRequest, destination: Destination, ends: float) -> None:
         self._request, self._destination = request, destination
         self._folder = store.job_folder(request.job)
         self._ends = min(time.monotonic() + destination.limit, ends - MARGIN)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.is_complete = False
 
-    def start(self) -> Copy:
-        self._thread.start()
-        return self
-
-    @property
-    def runs(self) -> bool:
-        return self._thread.is_alive()
-
-    def join(self) -> None:
-        self._thread.join()
-
-    def _run(self) -> None:
+    def run(self) -> bool:
+        """Copy, and return whether all was copied."""
         url = url_of(self._destination.bucket, node_prefix(self._destination.prefix, self._request.node))
         rank_zero = (self._folder / "ranks" / "0.json").exists()
         record = Copied(url, CopyPhase.COPYING, rank_zero=rank_zero)
         try:
             self._write(record)
             record = self._copy(record)
-        except Exception as error:  # nothing here may keep the node from powering off
+        except (Exception, SystemExit) as error:  # nothing here may keep the node
             text = f"{type(error).__name__}: {error}"[:MAX_NOTE]
             record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
         self._write(record)
-        self.is_complete = record.phase is CopyPhase.COMPLETE
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception, SystemExit):
             report = File(
                 str(self._folder / phases.COPIED_FILE), _key(self._destination, self._request.node, REPORT)
             )
             ends = min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS)
             _upload(self._request, self._destination, [report], ends)
+        return record.phase is CopyPhase.COMPLETE
 
     def _write(self, record: Copied) -> None:
         with contextlib.suppress(OSError):
@@ -179,6 +161,8 @@ class _Notes:
         self.lines: list[str] = []
 
     def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
+        if not reason:
+            return  # it does not exist
         self.count += 1
         self.lost += counts
         if self.count <= MAX_NOTES:
@@ -188,33 +172,20 @@ class _Notes:
 def _files(request: StartRequest, destination: Destination, folder: Path, notes: _Notes) -> Iterator[File]:
     """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a
     node that is about to end may not get further), then long logs."""
-    project = store.project_folder(request.project)
-    prefix = _key(destination, request.node, OUTPUTS)
+    project, began = store.project_folder(request.project), phases.began_at(folder)
     if destination.outputs:
-        outputs = _below(project, destination.outputs, prefix, notes)
-    else:
-        outputs = _keyed(_new(project, folder, destination.scratch, notes), prefix, notes)
-    logs = _key(destination, request.node, LOGS)
-    found = [*outputs, *_below(folder, EVIDENCE, logs, notes, log=True)]
+        outputs = below(project, destination.outputs, notes.left_out)
+    else:  # what was written since the job began
+        scan = Scan(
+            project, (), destination.scratch, began, again=began, seconds=math.inf, left_out=notes.left_out
+        )
+        outputs = (one.found for one in scan)
+    logs = below(folder, EVIDENCE, notes.left_out, every=True)
+    found = [
+        *_keyed(outputs, _key(destination, request.node, OUTPUTS), notes),
+        *_keyed(logs, _key(destination, request.node, LOGS), notes, log=True),
+    ]
     return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
-
-
-def _below(
-    folder: Path, names: Sequence[str], prefix: str, notes: _Notes, *, log: bool = False
-) -> Iterator[File]:
-    roots = [os.path.normpath(name) for name in names]
-    other = set(() if log else shared.places().elsewhere)
-    since = 0 if log else phases.first_began()
-    tree = Tree(str(folder), roots, notes.left_out, since=since, skip=other.__contains__)
-    existing = [root for root in roots if os.path.lexists(folder / root) and not shared.is_below(root, other)]
-    return _keyed((one for root in existing for one in tree.below(root)), prefix, notes, log=log)
-
-
-def _new(project: Path, folder: Path, scratch: Sequence[str], notes: _Notes) -> Iterator[Found]:
-    """Yield what was written in the project since the job began."""
-    began = phases.began_at(folder)
-    scan = Scan(project, (), scratch, began, again=began, seconds=math.inf, left_out=notes.left_out)
-    return (one.found for one in scan)
 
 
 def _keyed(found: Iterable[Found], prefix: str, notes: _Notes, *, log: bool = False) -> Iterator[File]:

@@ -182,12 +182,6 @@ class _Progress:
         self._done, self._reported = 0, time.monotonic()
         self._lock = threading.Lock()
 
-    def on_queued(self, **_: Any) -> None:
-        pass
-
-    def on_done(self, **_: Any) -> None:
-        pass
-
     def on_progress(self, bytes_transferred: int, **_: Any) -> None:
         with self._lock:
             self._done += bytes_transferred

@@ -4,302 +4,302 @@ that lack it.
 Where the user has named no files to share, what jobs wrote on some nodes only is copied to the others. This
 is best effort: if it fails, a note is logged, and the ranks start.
 
-Each node finds its files and tells the others, with a port at which they can get them. So every node knows
-which of them are the newest, and who lacks them; those get them from the nodes that have them (node/link.py).
-The ranks start once all have them. A script that sends its snapshot to all ranks by itself, as train/ does,
-needs none of this.
+Each node finds its files and tells the others, with a port at which they can get them. So all nodes know
+which of them are the newest, who lacks them, and in which rounds those get them (protocol/sharing.py). The
+ranks start once all have them. A script that sends its snapshot to all ranks by itself, as train/ does, needs
+none of this.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Optional
+from typing import Callable, Optional
 
 from agent.files import records
 from agent.files.checkpoints import Files
 from agent.files.records import Origin
 from agent.jobs import job_record
 from agent.node import store
-from agent.node.link import REFUSED, Link, Server
+from agent.node.link import REFUSED, Link, LinkError, Server
 from agent.node.shared_memory import last_line
-from agent.share import by_default, snapshot
+from agent.share import by_default, copying, offers
 from agent.sync.replaced import set_aside
 from cloudddp.agent.protocol import checkpoints
+from cloudddp.agent.protocol.checkpoints import Checkpoints, folder_of, listed, writer_of
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.gang import Kind, Message
-from cloudddp.agent.protocol.snapshots import Copy, Offer, Snapshot, SnapshotSearch, checkpoints_of, copies
+from cloudddp.agent.protocol.sharing import (
+    LATEST,
+    Copy,
+    Offer,
+    Offered,
+    SnapshotSearch,
+    checkpoints_of,
+    copies,
+    refusal,
+    rounds,
+)
 from cloudddp.agent.protocol.start import StartRequest
 
-CONNECT = 15.0  # seconds to connect to the node that has the newest snapshot
+CONNECT = 15.0  # seconds to connect to a node that has files
 LONGEST = 3600.0  # seconds for all of it: a disk may never answer
-WAIT = 2.0  # seconds for a thread to remove the file that it has begun
+PAUSE = 0.02  # seconds between two looks at what other nodes have said
+WAIT = 2.0  # seconds for the thread to end
 SHOWN = 3  # damaged snapshots that are named
 PURPOSE = "spread"
 
 
-class Spread:
-    """The part of one node. Threads find, send and receive the files; all decisions are made by the thread
-    that calls `turn`."""
+class _Incomplete(LinkError):
+    """Ranks must not start with the checkpoints that there are; the text says why."""
 
-    def __init__(self, request: StartRequest, search: SnapshotSearch, attempt: int) -> None:
-        self._request, self._attempt = request, attempt
-        self._search = search
+
+class Spread:
+    """The part of one node. A thread finds files and gets others; `turn` sends what it has to say."""
+
+    def __init__(
+        self, request: StartRequest, search: SnapshotSearch, attempt: int, send: Callable[[Message], None]
+    ) -> None:
+        self._request, self._search, self._send = request, search, send
+        self._is_fresh = not (attempt or request.resumed_from)
         self._by_default = not search.patterns
-        self._node = request.node
+        self._node, self._secret = request.node, request.gang.secret
         self._peers = {peer.node: peer for peer in request.gang.peers}
         self._ids = {peer.node: peer.id for peer in request.gang.peers}
-        self._offers: dict[int, Offer] = {}
-        self._holders: set[int] = set()  # nodes that hold the newest one
         self._project = store.project_folder(request.project)
-        self._found: Optional[Offer] = None  # by this node: what it offers
-        nodes = len(request.gang.peers)
-        self._server = Server(request.gang.secret, PURPOSE, nodes, self._give)
+        self._offers: dict[int, Offer] = {}
+        self._ready: set[int] = set()  # nodes that have what they lacked
+        self._own: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._files: Optional[list[Offered]] = None  # that are copied: the same ones on all nodes
+        self._server = Server(self._secret, PURPOSE, len(self._peers), self._give)
         self._link: Optional[Link] = None  # to the node that sends files to this one
-        self._receiver: Optional[threading.Thread] = None
-        self._has_it = False  # this node
-        self._is_planned = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._closed = False
         self._ends_at = float("inf")
         self._error = ""
 
     def start(self) -> None:
         self._ends_at = time.monotonic() + LONGEST
-        threading.Thread(target=self._find, daemon=True).start()
+        self._thread.start()
 
     def act(self, node: int, message: Message) -> None:
-        """Take a message of another node. It may come before the start."""
+        """Take a message of a node. It may come before the start."""
         if message.kind is Kind.SNAPSHOT and message.offer is not None:
-            self._offers[node] = message.offer
+            self._offers.setdefault(node, message.offer)
         elif message.kind is Kind.COPIED:
-            self._holders.add(node)
+            self._ready.add(node)
 
     @property
     def is_done(self) -> bool:
-        """Whether every node has the newest snapshot."""
-        return self._holders == self._peers.keys()
+        """Whether every node has the files that it lacked."""
+        return self._ready == self._peers.keys()
 
     @property
     def error(self) -> str:
         """Why this node cannot take part, in words, or ''."""
-        if not self._error and time.monotonic() > self._ends_at and not self._by_default:
-            return f"the newest snapshot was not on every node after {LONGEST / 60:.0f} min"
+        if not self._error and not self._by_default and time.monotonic() > self._ends_at:
+            return f"the files were not on every node after {LONGEST / 60:.0f} min"
         return self._error[:MAX_TEXT]
 
-    def _fail(self, text: str) -> None:
-        if self._by_default:
-            self._note(text)
-        else:
-            self._error = text
-
-    def turn(self) -> Iterator[Message]:
-        """Do what is due, and yield what the other nodes have to know."""
-        if self._found is not None and self._node not in self._offers:
-            self._offers[self._node] = self._found
-            for file in self._found.files:
-                self._note_damaged(file.skipped)
-            usable = tuple([replace(one, skipped=()) for one in self._found.files if one.path])
-            self._offers[self._node] = self._found = replace(self._found, files=usable)
-            yield Message(Kind.SNAPSHOT, offer=self._found)
-        if not self._is_planned and self._offers.keys() == self._peers.keys():
-            self._is_planned = True
-            self._copy()
-        if self._by_default and not self._has_it and time.monotonic() > self._ends_at:
+    def turn(self) -> None:
+        """Send what the other nodes have to know."""
+        if self._by_default and self._node not in self._ready and time.monotonic() > self._ends_at:
             self._note(f"files were not copied within {LONGEST / 60:.0f} min; the ranks start without them")
-            self._has_it = True
-        if self._has_it and self._node not in self._holders:
-            self._holders.add(self._node)
-            yield Message(Kind.COPIED)
+            self._own.put(Message(Kind.COPIED))
+        while not self._own.empty():
+            message = self._own.get()
+            self.act(self._node, message)
+            self._send(message)
 
     def close(self) -> None:
-        """End what runs. A file that was begun is removed."""
+        """End what runs. A file that was begun stays for the next attempt."""
         self._closed = True
         self._server.close()
         if (link := self._link) is not None:
             link.end()
-        if self._receiver is not None:
-            self._receiver.join(WAIT)
+        if self._thread.is_alive():
+            self._thread.join(WAIT)
 
-    # -- what is to be done ----------------------------------------------------------------------------------
-
-    def _find(self) -> None:
-        """Find the newest snapshot of this node, and listen for those that lack it."""
+    def _run(self) -> None:
+        """Offer what this node has, and get what it lacks."""
+        step = "its files were not found"
         try:
-            records.settle(self._project)
-            set_aside(self._project, Files(self._project).stale_copies())
-            found = snapshot.written(self._search) if self._by_default else snapshot.named(self._search)
-            older = [os.path.join(part.folder, name) for part in found.parts for name in part.older]
-            if older := set_aside(self._project, older):
-                self._note(
-                    f"moved to {REPLACED}, since newer ones are beside them: {checkpoints.listed(older)}"
-                )
-                found = replace(found, files=tuple([one for one in found.files if one.path not in older]))
-            if any(one.path for one in found.files) and len(self._peers) > 1:
-                found = replace(found, port=self._server.listen(self._peers[self._node].address, 0))
-            self._found = found
+            self._own.put(Message(Kind.SNAPSHOT, offer=self._offer()))
+            step = "files were not copied"
+            self._wait(lambda: len(self._offers) == len(self._peers))
+            known = checkpoints_of(self._offers)
+            self._check_checkpoints(known)
+            if wanted := self._wanted(known):
+                self._get(wanted)
         except Exception as error:  # of which the supervisor must know, whatever it is
-            self._fail(f"its files were not found: {last_line(error)}")
-            if self._by_default:
-                self._found = Offer(())
+            text = str(error) if isinstance(error, LinkError) else f"{step}: {last_line(error)}"
+            if not self._by_default or isinstance(error, _Incomplete):
+                self._error = text
+                return
+            if not self._closed:
+                self._note(text)
+            self._own.put(Message(Kind.SNAPSHOT, offer=Offer(())))  # unless it has sent one
+        self._own.put(Message(Kind.COPIED))
 
-    def _copy(self) -> None:
-        """Begin to get what this node lacks."""
-        wanted = self._unnamed() if self._by_default else self._named()
-        self._check_checkpoints()
-        if wanted and not self._error:
-            self._receiver = threading.Thread(target=self._receive, args=(wanted,), daemon=True)
-            self._receiver.start()
-        else:
-            self._has_it = not self._error
-
-    def _check_checkpoints(self) -> None:
-        """Move an incomplete checkpoint away if an older one is complete: scripts that load the newest would
-        load different ones. If none is, the ranks do not start."""
-        known = checkpoints_of(self._offers)
-        for folder in known.incomplete():
-            is_moved = folder in known.superseded()
-            if self._node == min(self._peers):
-                what = f"moved to {REPLACED}" if is_moved else "not copied"
-                self._note(f"{what}: {checkpoints.refusal(folder, known.problems)}")
-            if is_moved and self._node in known.parts[folder]:
-                self._set_aside(folder)
-        fresh = not (self._attempt or self._request.resumed_from)
-        if blocking := known.blocking(self._peers, fresh=fresh):
-            self._error = checkpoints.refusal(blocking[0], known.problems)
-
-    def _set_aside(self, folder: str) -> None:
-        try:
-            set_aside(self._project, [folder])
-        except OSError as error:
-            self._error = f"{folder} cannot be moved away: {error}"
-
-    def _named(self) -> list[Copy]:
-        """Return what this node lacks of the files that the user has named; none, with an error, if a node
-        offers another one."""
-        for node, _, why in by_default.refused(self._offers, self._search):
-            self._error = f"node {node} reports its newest snapshot, and {why}: nothing was copied"
-            return []
-        if not any(offer.files for offer in self._offers.values()):
-            if self._request.resumed_from and self._node == min(self._peers):
-                self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
-            return []
-        planned = copies(self._offers, every=self._search.every)
-        self._note_copies([one for one in planned if self._node in (one.source, *one.lacking)])
-        known, wanted = checkpoints_of(self._offers), [one for one in planned if self._node in one.lacking]
-        for folder in {checkpoints.folder_of(one.file.path, known.parts) for one in wanted}:
-            if folder is not None and self._node in known.parts[folder].keys() - known.holders(folder):
-                self._set_aside(folder)  # an older one, which the newest would be mixed with
-        return wanted
-
-    def _unnamed(self) -> list[Copy]:
-        """Return what this node lacks of what jobs wrote on the others."""
-        try:
-            plan = by_default.plan(
-                self._project, self._search, self._node, self._request.gang.peers, self._offers
-            )
-        except OSError as error:
-            self._fail(f"nothing is copied to node {self._node}: {error}")
-            return []
-        for note in plan.notes:
-            self._note(note)
-        self._note_copies(plan.wanted)
-        return plan.wanted
-
-    def _note_copies(self, planned: list[Copy]) -> None:
-        """Note what is copied from this node, and to it, in one line for each pair of source and targets."""
-        groups: dict[tuple[int, tuple[int, ...]], list[Snapshot]] = {}
-        for one in planned:
-            groups.setdefault((one.source, one.lacking), []).append(one.file)
-        for (source, lacking), files in groups.items():
-            size = f"{sum(one.size for one in files) / 1e6:,.1f} MB"
-            several = self._search.every or self._by_default
-            what = "which only some nodes have" if several else "the newest snapshot"
-            where = ", ".join(map(str, lacking))
-            names = checkpoints.listed([one.path for one in files])
-            self._note(f"copying {names}, {size}, {what}, from node {source} to node {where}")
+    def _wait(self, is_met: Callable[[], bool]) -> None:
+        """Wait for what other nodes say, or another thread does. Raises LinkError when it is closed."""
+        while not is_met():
+            if self._closed:
+                raise LinkError("it was ended")
+            time.sleep(PAUSE)
 
     def _note(self, text: str) -> None:
         job_record.note(store.job_folder(self._request.job), text)
 
-    def _note_damaged(self, names: tuple[str, ...]) -> None:
-        for name in names[:SHOWN]:
+    # -- what is to be done ----------------------------------------------------------------------------------
+
+    def _offer(self) -> Offer:
+        """Return what this node has, and listen for those that lack it."""
+        set_aside(self._project, Files(self._project).stale_copies())
+        found, damaged = offers.of_node(self._search)
+        for name in damaged[:SHOWN]:
             self._note(f"node {self._node}: {name} is damaged; an older snapshot is used")
+        older = [os.path.join(part.folder, name) for part in found.parts for name in part.older]
+        if older := set_aside(self._project, older):
+            self._note(f"moved to {REPLACED}, since newer ones are beside them: {listed(older)}")
+            found = replace(found, files=tuple([one for one in found.files if one.path not in older]))
+        if len(self._peers) > 1:
+            found = replace(found, port=self._server.listen(self._peers[self._node].address, 0))
+        return found
+
+    def _check_checkpoints(self, known: Checkpoints) -> None:
+        """Raise _Incomplete if ranks must not start with the checkpoints that there are."""
+        for folder in known.incomplete() if self._node == min(self._peers) else ():
+            what = f"moved to {REPLACED}" if folder in known.superseded() else "not copied"
+            self._note(f"{what}: {checkpoints.refusal(folder, known.problems)}")
+        if blocking := known.blocking(self._peers, fresh=self._is_fresh):
+            raise _Incomplete(checkpoints.refusal(blocking[0], known.problems))
+
+    def _wanted(self, known: Checkpoints) -> list[Copy]:
+        """Plan what is copied, and return what this node gets. Checkpoints make way that are incomplete while
+        an older one is complete, since scripts that load the newest would load different ones; and those that
+        a newer one would be mixed with."""
+        usable = self._usable()
+        several = self._search.every or self._by_default
+        planned = copies(usable, self._ids, every=several, replaces=not self._by_default)
+        self._files = [one.file for one in planned]
+        wanted = [one for one in planned if self._node in one.lacking]
+        if self._by_default:
+            wanted, notes = by_default.checked(
+                self._project, self._search, self._node, self._ids, usable, wanted
+            )
+            for note in notes:
+                self._note(note)
+        folders = {folder_of(one.file.path, known.parts) for one in wanted} - {None}
+        older = [one for one in folders if one and self._node not in known.holders(one)]
+        for folder in {*known.superseded(), *older}:
+            if self._node in known.parts[folder]:
+                try:
+                    set_aside(self._project, [folder])
+                except OSError as error:
+                    raise _Incomplete(f"{folder} cannot be moved away: {error}") from None
+        what = "which only some nodes have" if several else "the newest snapshot"
+        given = [one for one in planned if self._node == one.holders[0]]
+        for (holders, lacking), group in _grouped((*given, *wanted)).items():
+            files = [one.file for one in group]
+            size, where = sum(one.size for one in files) / 1e6, ", ".join(map(str, lacking))
+            names = listed([one.path for one in files])
+            self._note(f"copying {names}, {size:,.1f} MB, {what}, from node {holders[0]} to node {where}")
+        return wanted
+
+    def _usable(self) -> dict[int, Offer]:
+        """Return the offers without the files that are not written here. Raises LinkError if the user has
+        named what is shared, and a node offers another file."""
+        usable, latest = {}, (time.time() + LATEST) * 1e9
+        for node, offer in sorted(self._offers.items()):
+            left = {one.path: why for one in offer.files if (why := refusal(one, self._search, latest))}
+            why = next(iter(left.values()), "")
+            if left and not self._by_default:
+                raise LinkError(f"node {node} reports its newest snapshot, and {why}: nothing was copied")
+            if left:
+                self._note(f"not copied from node {node}: {listed(left)}; {why}")
+            files = [one for one in offer.files if one.path not in left]
+            usable[node] = replace(offer, files=tuple(files))
+        is_first, has_any = self._node == min(self._peers), any(one.files for one in usable.values())
+        if not self._by_default and self._request.resumed_from and is_first and not has_any:
+            self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
+        return usable
 
     # -- sending and receiving -------------------------------------------------------------------------------
 
     def _give(self, link: Link) -> None:
         """Send the files that a node of the job asks for. One that does not get them says so itself."""
-        offered = {one.path: one for one in self._found.files} if self._found is not None else {}
-        while name := link.read("path", LONGEST):
-            is_good = False
-            with contextlib.suppress(OSError):  # it has gone
-                is_good = snapshot.is_as_offered(self._project, offered[name])
-            link.write("answer", "send" if is_good else "")
-            if is_good:
-                snapshot.send(link, self._request.gang.secret, self._project, name)
+        self._wait(lambda: self._files is not None)
+        copying.give(link, self._secret, self._project, self._files or ())
 
-    def _receive(self, wanted: list[Copy]) -> None:
-        """Get these files, source by source."""
-        for source in sorted({one.source for one in wanted}):
-            files = [one.file for one in wanted if one.source == source]
-            name = ""
-            try:
-                origins = self._record(source, files)
-                try:
-                    with contextlib.closing(self._connected(source)) as link:
-                        for file in files:
-                            name = file.path
-                            self._receive_file(link, source, file)
-                        link.write("path", "")
-                finally:
-                    records.add_received(self._project, records.as_written(self._project, origins))
-            except (Exception, SystemExit) as error:
-                if self._closed and not name:
-                    return
-                text = str(error) if isinstance(error, (*REFUSED, SystemExit)) else last_line(error)
-                self._fail(f"{name or 'a file'} was not copied from node {source}: {text}")
-                if not self._by_default:
-                    return
-        self._has_it = True
-
-    def _record(self, source: int, files: list[Snapshot]) -> dict[str, Origin]:
-        """Return where these files come from, which is recorded before they come. One that this node wrote
-        is no copy for a pull."""
-        origins, known = {}, self._offers[source].parts
-        for file in files:
-            origin = file.origin if file.origin in self._ids.values() else self._ids[source]
-            own = origin == self._ids[self._node]
-            origins[file.path] = Origin("" if own else origin, *checkpoints.writer_of(file.path, known))
-        records.add_received(self._project, origins)
-        return origins
-
-    def _receive_file(self, link: Link, source: int, file: Snapshot) -> None:
-        link.write("path", file.path)
-        is_sent = link.read("answer", LONGEST) == "send"
+    def _get(self, wanted: list[Copy]) -> None:
+        """Get files in rounds. A node waits for nodes with lower numbers only, so never in a circle."""
+        sources = []
+        for (holders, lacking), group in _grouped(wanted).items():
+            turns = rounds(holders, lacking)
+            at = next(number for number, one in enumerate(turns) if self._node in one)
+            source = turns[at][self._node]
+            served = {one for one, other in turns[at - 1].items() if other == source} if at else set()
+            sources.append((served | {source}.difference(holders), source, group))
+        known, taken = records.results(self._project).copies, set[str]()
+        records.keep_copies(self._project, {one.file.path: self._origin(one) for one in wanted})
         try:
-            durable = not self._by_default
-            is_sent = is_sent and snapshot.receive(
-                link, self._request.gang.secret, self._project, file, durable=durable
-            )
-        except SystemExit as error:
-            if not self._by_default:
-                raise
-            self._note(f"{file.path} was not copied from node {source}: {error}")
-            return
-        if not is_sent:
-            self._note(f"node {source}: {file.path} is damaged, or has gone; it was not copied")
+            for before, source, group in sorted(sources, key=lambda one: (len(one[0]), one[1])):
+                self._wait(functools.partial(self._ready.issuperset, before))
+                self._get_files(group, source, taken)
+        finally:
+            if left := {one.file.path for one in wanted}.difference(taken):
+                records.keep_copies(self._project, {name: known.get(name) for name in left})
 
-    def _connected(self, source: int) -> Link:
-        """Connect to that node, again while strangers take its connections. Raises what REFUSED names."""
-        peer = replace(self._peers[source], port=self._offers[source].port)
+    def _origin(self, copy: Copy) -> Origin:
+        """Return where a file comes from. One that this node wrote is no copy for a pull."""
+        file, parts = copy.file, self._offers[copy.holders[0]].parts
+        writer = "" if file.origin == self._ids[self._node] else file.origin
+        return Origin(writer, *writer_of(file.path, parts), file.size, file.mtime_ns)
+
+    def _get_files(self, group: list[Copy], source: int, taken: set[str]) -> None:
+        """Get files from a node, and what does not come from there from the one that counts as their
+        writer. Raises LinkError."""
+        missing, failed = {one.file.path for one in group}, ""
+        for node in dict.fromkeys((source, group[0].holders[0])):
+            if missing:
+                failed = ""
+                try:
+                    self._get_from(node, missing, taken)
+                except REFUSED as error:
+                    failed = f"files were not copied from node {node}: {error}"
+                missing -= taken
+        if missing and failed:
+            raise LinkError(failed)
+        for name in sorted(missing):
+            self._note(f"node {node}: {name} is damaged, or has gone; it was not copied")
+
+    def _get_from(self, node: int, names: set[str], taken: set[str]) -> None:
+        """Connect, again while strangers take the connections of that node. Raises what REFUSED names."""
+        peer = replace(self._peers[node], port=self._offers[node].port)
         self._link = link = Link.within(
-            CONNECT, peer, self._request.gang.secret, PURPOSE, connect=CONNECT, ended=lambda: self._closed
+            CONNECT, peer, self._secret, PURPOSE, connect=CONNECT, ended=lambda: self._closed
         )
-        if self._closed:
-            link.end()
-        return link
+        with contextlib.closing(link):
+            if self._closed:
+                link.end()
+            link.patience = LONGEST  # the node may first look whether a large file is damaged
+            begun, durable = f"begun-share-{self._project.name}", not self._by_default
+            copying.get(
+                link, self._secret, self._project, self._files or (), names, taken, begun, durable=durable
+            )
+
+
+def _grouped(planned: Iterable[Copy]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Copy]]:
+    """Return what is copied by the nodes that have and lack it."""
+    groups: dict[tuple[tuple[int, ...], tuple[int, ...]], list[Copy]] = {}
+    for one in planned:
+        groups.setdefault((one.holders, one.lacking), []).append(one)
+    return groups

@@ -7,21 +7,21 @@ from pathlib import Path
 
 from agent.jobs import job_record, phases, rank_records
 from agent.node import processes, store
-from cloudddp.agent.protocol.jobs import ConcludeReply, ConcludeRequest, StateFile, Verdict
-from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.jobs import ConcludeRequest, StateFile, Verdict
+from cloudddp.agent.protocol.phases import Done, JobPhase
 
 REQUEST = ConcludeRequest
 
 
-def step(request: ConcludeRequest) -> ConcludeReply:
+def step(request: ConcludeRequest) -> Done:
     folder = store.job_folder(request.job)
+    phases.end_orphans()
     with store.locked("jobs"):  # not in the middle of a start
         state = phases.recorded(folder)
-        if state is None or not _counts(folder, state, request.verdict):
-            return ConcludeReply(recorded=False)
-        rank_records.settle(folder, rank_records.read(folder), asked=True)
-        job_record.end(folder, state, request.verdict)
-    return ConcludeReply(recorded=True)
+        if state is not None and _counts(folder, state, request.verdict):
+            rank_records.settle(folder, rank_records.read(folder), asked=True)
+            job_record.end(folder, state, request.verdict)
+    return Done()
 
 
 def _counts(folder: Path, state: StateFile, verdict: Verdict) -> bool:

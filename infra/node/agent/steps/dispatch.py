@@ -50,10 +50,12 @@ def main(step: str, request: Optional[bytes] = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            text = "no space is left on this node's disk: `df -h` and `du -xh` there show what uses it"
+            raise SystemExit(text) from None
+        if error.filename is None:
             raise
-        text = "no space is left on this node's disk: `df -h` and `du -xh` there show what uses it"
-        raise SystemExit(text) from None
+        raise SystemExit(f"{error.filename2 or error.filename}: {error.strerror}") from None
 
 
 def load(step: str) -> ModuleType:
@@ -154,14 +156,6 @@ def _conflict(step: str) -> Optional[VersionConflict]:
         running = phases.running_jobs()
         if running:
             return VersionConflict(found, VERSION, tuple(running))
-        _take_over()
+        with contextlib.suppress(OSError):  # on a full disk the next step tries again
+            store.replace(store.ROOT / VERSION_FILE, f"{VERSION}\n".encode())
     return None
-
-
-def _take_over() -> None:
-    """Record this version, and remove the agents of other versions, which are no longer in use."""
-    with contextlib.suppress(OSError):  # on a full disk the next step tries again
-        store.replace(store.ROOT / VERSION_FILE, f"{VERSION}\n".encode())
-    for path in store.ROOT.glob("agent-*.py"):
-        with contextlib.suppress(OSError):
-            path.unlink()

@@ -17,46 +17,45 @@ REQUEST = JobsRequest
 
 
 def step(_: JobsRequest) -> JobsReply:
-    return JobsReply(tuple([state_of(folder) for folder in phases.known_folders()[-MAX_JOBS:]]))
+    phases.end_orphans()
+    found = [state_of(folder) for folder in phases.known_folders()[-MAX_JOBS:]]
+    return JobsReply(tuple([_with_end(one) if one.phase.ended else one for one in found]))
+
+
+def _with_end(state: JobState) -> JobState:
+    """Return the state of a job that has ended, with when the node ends. `follow` compares states, and has no
+    use for that."""
+    return replace(state, grace=poweroff.grace(state.job), unused=poweroff.unused(state.ended))
 
 
 def state_of(folder: Path) -> JobState:
     """Return the state of a job from its files. A job whose record is unreadable is lost."""
     record, job = phases.recorded(folder), phases.job_file(folder)
     setup = None if job is not None else phases.setup_of(folder)
+    known = setup or record
     if setup is not None:
-        found = JobState(
-            folder.name,
-            phases.phase_of(folder),
-            node=setup.node,
-            script=setup.script[:MAX_TEXT],
-            started=setup.started,
-            ended=setup.ended,
-            exit_code=setup.exit_code,
-            setup=True,
-        )
+        found = JobState(folder.name, phases.phase_of(folder), setup=True)
     elif record is not None:
         found = JobState(
             folder.name,
             record.state,
-            node=record.node,
-            exit_code=record.exit_code,
-            started=record.started,
-            ended=record.ended,
             error=record.error[:MAX_TEXT],
-            script=record.script[:MAX_TEXT],
             expected=record.expected,
             max_restarts=record.max_restarts,
             restarts=record.restarts,
             resumed_from=record.resumed_from if has_job_id_format(record.resumed_from) else "",
         )
     else:
-        found = JobState(folder.name, JobPhase.LOST, exit_code=1)
+        found = JobState(folder.name, JobPhase.LOST)
     return replace(
         found,
+        node=known.node if known else None,
+        script=known.script[:MAX_TEXT] if known else "",
+        started=known.started if known else None,
+        ended=known.ended if known else None,
+        exit_code=known.exit_code if known else 1,
         poweroff=job.poweroff if job is not None else None,
-        ends=poweroff.planned(folder.name, found.ended) if found.phase.ended else None,
-        stopping=(record is not None or setup is not None) and phases.is_stopping(folder),
+        stopping=known is not None and phases.is_stopping(folder),
         ranks=tuple(rank_records.read(folder)),
         training=rank_records.training_status(folder),
         stragglers=job_record.stragglers_of(folder),

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from dataclasses import replace
 
 from agent.files import records
+from agent.files.records import Results
 from agent.node import store
-from cloudddp.agent.protocol.checkpoints import writer_of
-from cloudddp.agent.protocol.results import MAX_LEFT, PulledReply, PulledRequest
+from cloudddp.agent.protocol.phases import Done
+from cloudddp.agent.protocol.results import MAX_LEFT, PulledRequest
 
 REQUEST = PulledRequest
 MAX_RECORDED = 1000  # paths; the latest are kept
 
 
-def step(request: PulledRequest) -> PulledReply:
+def step(request: PulledRequest) -> Done:
     project = store.project_folder(request.project)
     names = [os.path.normpath(name) for name in request.names]
-    with store.locked("pulled"):
-        record = records.pulled(project)
-        left = {name: why for name, why in record.left.items() if not _is_below(name, names)}
+
+    def change(known: Results) -> Results:
+        left = {name: why for name, why in known.left.items() if not _is_below(name, names)}
         left.update({one.name: one.reason for one in request.left})
-        times = {**record.times, **dict.fromkeys(names, request.time_ns)}
+        pulled = {**known.pulled, **dict.fromkeys(names, request.time_ns)}
         if len(left) > MAX_LEFT:
-            times, left = {}, {}  # nothing counts as pulled
-        latest = sorted(times.items(), key=lambda item: -item[1])[:MAX_RECORDED]
-        records.write_pulled(project, records.Pulled(dict(latest), left))
-        if request.put_back:
-            _record_put_back(project, request)
-    return PulledReply(len(names))
+            pulled, left = {}, {}  # nothing counts as pulled
+        latest = sorted(pulled.items(), key=lambda item: -item[1])[:MAX_RECORDED]
+        return replace(known, pulled=dict(latest), left=left)
 
-
-def _record_put_back(project: Path, request: PulledRequest) -> None:
-    origins = {
-        name: records.Origin(records.PUT_BACK, *writer_of(name, request.checkpoints))
-        for name in request.names
-    }
-    records.add_received(project, records.as_written(project, origins))
+    records.update(project, change)
+    return Done()
 
 
 def _is_below(name: str, roots: list[str]) -> bool:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO, Optional
 
 from agent.files import paths, shared
-from agent.jobs import phases
+from agent.jobs import phases, poweroff
 from agent.node import docker, kernel, machine, processes, store
 from agent.node.commands import activated, program, variables
 from agent.s3 import boto_process, data
@@ -88,7 +88,7 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
     folder = store.job_folder(request.job)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     task = phases.setup_task(folder, request.node)
-    kernel.set_name(kernel.RUNS_A_JOB)
+    poweroff.occupy()
     kernel.adopt_orphans()
     own = phases.SetupFile(
         request.job,
@@ -236,15 +236,12 @@ class _Copy:
         """Where the connection is gone, let the node power off as it is planned for a job that is never
         started: nobody is left that would start this one. Until then the setup goes on, since a launch may be
         repeated."""
-        if self._is_alone():
-            kernel.set_name(kernel.SETUP_ALONE)
-
-    def _is_alone(self) -> bool:
         if not self._closed:
             looker = select.poll()
             looker.register(sys.stderr.fileno(), 0)
             self._closed = any(event & (select.POLLERR | select.POLLHUP) for _, event in looker.poll(0))
-        return self._closed
+        if self._closed:
+            kernel.set_name(kernel.SETUP_ALONE)
 
 
 def _read_only(environment: str) -> str:

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 from agent.files import project_lock
 from agent.gang import guard
-from agent.jobs import phases
+from agent.jobs import phases, poweroff
 from agent.node import kernel, shared_memory, store
 from agent.watch import py_spy
 from cloudddp.agent.protocol.gang import Unreachable
@@ -26,9 +26,11 @@ BUSY = 5.0  # seconds to wait for another sync, which may find nothing to change
 
 
 def step(request: StartRequest) -> StartReply:
-    shared_memory.begin_start()
+    shared_memory.mark_start("step")
     folder = store.job_folder(request.job)
     project = store.project_folder(request.project)
+    poweroff.occupy()  # as the guard, which is a fork of this process
+    phases.end_orphans()
     # No sync of another launch comes between: it is refused from now on, since this job runs.
     with project_lock.held(project, within=BUSY) as lock, store.locked("jobs"):
         lock.check(request.version)
@@ -51,7 +53,7 @@ def _record(request: StartRequest, folder: Path) -> None:
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
     store.write(
         folder / phases.JOB_FILE,
-        phases.JobFile(request.node, request.ranks, request.log_mb, request.stop_grace, request.poweroff),
+        phases.JobFile(request.node, request.log_mb, request.stop_grace, request.poweroff),
     )
     (folder / phases.BEGAN).touch()
     store.write(
@@ -108,7 +110,9 @@ def _joined(guard_pid: int, folder: Path) -> StartReply:
         if state is None or state.state is not JobPhase.STARTING:
             unreachable = store.read(folder / phases.UNREACHABLE_FILE, Unreachable)
             platform, tool = py_spy.platform(), py_spy.shipped_digest()
-            return StartReply(guard_pid, unreachable, platform, tool, shared_memory.start_seconds_ago())
+            times = state.reached if state is not None else {}
+            reached = {part: max(time.monotonic() - at, 0.0) for part, at in times.items()}
+            return StartReply(unreachable, platform, tool, reached)
         if ended:
             log = (folder / LOG_FILE).read_text(errors="replace")
             raise SystemExit("the job's supervisor crashed: " + log[-2000:])

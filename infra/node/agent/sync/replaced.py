@@ -13,7 +13,6 @@ import secrets
 import stat
 import time
 from collections.abc import Container, Iterable
-from hashlib import sha256
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -22,10 +21,8 @@ from agent.files.scan import CACHES
 from agent.jobs import phases
 from cloudddp.agent.protocol.file_steps import MAX_KEPT, REPLACED, Kept
 from cloudddp.agent.protocol.manifest import path_to_wire
-from cloudddp.agent.protocol.transfer import DIGEST
 from cloudddp.agent.protocol.transfer import Record as FileRecord
-
-PIECE = 1 << 20  # bytes
+from cloudddp.agent.protocol.writing import known_of, open_file
 
 
 class Replaced:
@@ -33,12 +30,12 @@ class Replaced:
     of a name, and returns it with the last part of the name."""
 
     def __init__(
-        self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]], mark: str
+        self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]]
     ) -> None:
         self._project, self._synced, self._place = project, synced, place
-        self._folder = _folder_name(mark)
+        self._folder = _folder_name()
         self._names: list[str] = []
-        self._jobs: Optional[tuple[int, records.Pulled, records.Received]] = None
+        self._jobs: Optional[tuple[int, records.Results]] = None
 
     def keep(self, parent: int, base: str, name: str, record: Optional[FileRecord] = None) -> None:
         """Move what is there under a name out of the way if it is a job's, unless it is what `record`
@@ -67,12 +64,12 @@ class Replaced:
     def _is_new(self, name: str, info: os.stat_result) -> bool:
         """Whether a job may have written a file, and nobody has pulled it since."""
         if self._jobs is None:
-            self._jobs = phases.first_began(), records.pulled(self._project), records.received(self._project)
-        began, record, received = self._jobs
+            self._jobs = phases.first_began(), records.results(self._project)
+        began, results = self._jobs
         written = info.st_ctime_ns
-        if received.origin(name, info) == records.PUT_BACK:
+        if results.origin(name, info) == records.PUT_BACK:
             return False
-        return 0 < began <= written and not record.is_pulled(name, written)
+        return 0 < began <= written and not results.is_pulled(name, written)
 
     def _has_new_files(self, parent: int, base: str, name: str) -> bool:
         top = f"/proc/self/fd/{parent}/{base}"
@@ -90,7 +87,7 @@ class Replaced:
 def set_aside(project: Path, names: Iterable[str]) -> list[str]:
     """Move files or folders of the project there, and return those that were moved; copies stay known as
     such. A file that a rank begins to write at that moment keeps its place. Raises OSError."""
-    received, folder = records.received(project), _folder_name(secrets.token_hex(4))
+    results, folder = records.results(project), _folder_name()
     moved, copies = [], {}
     for name in names:
         path, target = project / name, project / folder / name
@@ -103,23 +100,18 @@ def set_aside(project: Path, names: Iterable[str]) -> list[str]:
                 os.rename(target, path)
                 continue
             moved.append(name)
-            if (origin := received.copy(name, before)) is not None:
+            if (origin := results.copy(name, before)) is not None:
                 copies[f"{folder}/{name}"] = origin
     if copies:
-        records.add_received(project, records.as_written(project, copies))
+        records.keep_copies(project, copies)
     return moved
 
 
-def _folder_name(mark: str) -> str:
-    return f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{mark}"
+def _folder_name() -> str:
+    return f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _is_same(parent: int, base: str, info: os.stat_result, record: Optional[FileRecord]) -> bool:
     if record is None or record.size != info.st_size:
         return False
-    found = sha256()
-    descriptor = os.open(base, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-    with open(descriptor, "rb") as file:
-        while piece := file.read(PIECE):
-            found.update(piece)
-    return found.digest()[:DIGEST] == record.digest
+    return known_of(open_file(parent, base)).digest == record.digest.hex()

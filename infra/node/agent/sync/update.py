@@ -1,5 +1,5 @@
-"""What a node does with the frames of a sync, wherever they come from: it compares the listing with its
-files, and changes these.
+"""What a node does in a sync, wherever the files come from: it compares the listing with its files, and
+changes these.
 
 What is about to be written is recorded first, and the new manifest last (files/sync_record.py): after an
 interrupted transfer the next sync sends what is missing, and deletes what arrived and is no longer wanted.
@@ -7,192 +7,169 @@ interrupted transfer the next sync sends what is missing, and deletes what arriv
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
 import shutil
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Optional
+from typing import NamedTuple, Optional
 
-from agent.files.paths import remove_temporaries
+from agent.files import records
 from agent.files.project_lock import ProjectLock
+from agent.files.records import Origin
 from agent.files.sync_record import Synced
-from agent.sync.plan import SyncPlan, plan
-from agent.sync.project_writer import Partials, ProjectWriter
-from agent.sync.relay import Large, Relay
-from agent.sync.sources import SourceLost, report
-from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.file_steps import WRITING, ReceiveEvent, ReceiveReply
-from cloudddp.agent.protocol.transfer import Frame, Record, Wants
+from agent.node.link import LinkError
+from agent.sync.plan import plan
+from agent.sync.project_writer import ProjectWriter, remove, to_disk
+from cloudddp.agent.protocol.checkpoints import Part, writer_of
+from cloudddp.agent.protocol.file_steps import ReceiveReply
+from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.transfer import Known, Listing, Record, Wants
+from cloudddp.agent.protocol.writing import Incoming, known_of
 
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
+class _Present(NamedTuple):
+    """A file in its place that may have the contents that are wanted, as it was at a ctime (ns)."""
+
+    known: Known
+    ctime_ns: int
+
+
 class ProjectUpdate:
-    """The project's files while they are changed. `relay` passes on what arrives. `adds`: these are results,
-    which no sync records or deletes."""
+    """The project's files while they are changed: the target of a Receiver. Without what was `synced` these
+    are results, which no sync records or deletes."""
 
-    def __init__(
-        self, folder: Path, relay: Relay, lock: ProjectLock, origin: str = "", *, adds: bool = False
-    ) -> None:
-        self._folder, self._relay, self._lock, self._adds = folder, relay, lock, adds
-        self._synced = Synced(folder, origin)
-        self._plan: Optional[SyncPlan] = None
-        self._writer: Optional[ProjectWriter] = None
-        self._large: Optional[Large] = None  # the file that comes in parts
-        self._records: dict[int, Record] = {}  # of the files that were written
-        self.again: list[int] = []  # files whose beginning here was wrong: the laptop has to send them whole
-        self._restarted: set[int] = set()
-        self._is_changed = False  # files of this node
-        self.received = 0  # bytes in frames
-        self.worked = 0  # bytes that were hashed besides, and 1 for each other change of a file
+    def __init__(self, folder: Path, listing: Listing, lock: ProjectLock, synced: Optional[Synced]) -> None:
+        self._folder, self._lock, self._synced = folder, lock, synced
+        self._plan = plan(listing, synced)
+        self.files, self.wanted = self._plan.files, self._plan.wanted
+        self._present: dict[int, _Present] = {}
+        self._came: dict[int, Record] = {}
+        self._gone: set[int] = set()
+        self._has_started = False
 
-    @property
-    def plan(self) -> SyncPlan:
-        assert self._plan is not None  # noqa: S101  it is made with the first frame
-        return self._plan
+    @functools.cached_property
+    def _writer(self) -> ProjectWriter:
+        return ProjectWriter(self._folder, self._plan.old)
 
-    def compare(self, frame: Frame) -> Wants:
-        """Return what this node lacks of the listing, which every source sends first. Nothing is changed
-        yet."""
-        if self._plan is None:
-            listing = transfer.read_listing(frame)
-            self._relay.listed(frame, listing)
-            self._plan = plan(self._folder, None if self._adds else self._synced, listing)
-            here = {*range(len(self.plan.names))}
-            self._relay.present(here.difference(self.plan.wanted, self.plan.move, self.plan.touch))
-        made, missing = self.plan, self.missing()
-        self._leave()
-        begun = Partials(self._folder)
-        large = [index for index in made.large if index not in self._records]
-        sizes = {str(index): begun.size(made.names[index], made.entries[index]) for index in large}
-        offsets = {index: size for index, size in sizes.items() if size}
-        everything = len(missing) == made.regular
-        return Wants(everything, () if everything else tuple(missing), offsets, made.size, len(made.delete))
+    def wants(self, missing: Iterable[int]) -> Wants:
+        """Return what of the `missing` files this node lacks. Changes nothing."""
+        missing, known = tuple(missing), {}
+        for index in missing:
+            name, entry = self.files[index]
+            self._present.pop(index, None)  # of it a part may have come from another node since
+            found = self._writer.known(name) or self._in_place(index)
+            if found is not None and found.size <= entry.size:
+                known[index] = found
+        size = sum(self.files[index][1].size for index in missing) - sum(one.size for one in known.values())
+        return Wants(missing, known, size, len(self._plan.delete))
 
-    def missing(self) -> list[int]:
-        return [index for index in self.plan.wanted if index not in self._records]
-
-    def _prepare(self) -> None:
-        """Begin to change the project's folder, once."""
-        if self._writer is not None:
-            return
-        made = self.plan
+    def check_space(self, size: int) -> None:
+        """Raise SystemExit where the disk has no space for so many bytes."""
         free = shutil.disk_usage(str(self._folder)).free
-        if made.size and free < made.size + DISK_RESERVE:
+        if size and free < size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
-        self._is_changed = made.is_change
-        if made.is_change:
-            self._lock.changes()
-        # The probe does that, too, unless its disk was full.
-        remove_temporaries(self._folder, self._synced.interrupted_folders)
-        if not self._adds:
+
+    def _in_place(self, index: int) -> Optional[Known]:
+        """Return what is known of a file that may have the same contents, and another time."""
+        name, entry = self.files[index]
+        with contextlib.suppress(OSError):
+            descriptor = self._writer.present(name)
+            info = os.fstat(descriptor)
+            if 0 < info.st_size == entry.size:
+                self._present[index] = _Present(known_of(descriptor), info.st_ctime_ns)
+                return self._present[index].known
+            os.close(descriptor)
+        return None
+
+    def start(self) -> None:
+        """Begin to change the project's folder, once."""
+        made = self._plan
+        if self._has_started or not (made.changed or made.delete):
+            return
+        self._has_started = True
+        self._lock.changes()
+        if self._synced:
             self._synced.begin(made.changed)
-        writer = ProjectWriter(self._folder, self._has_worked, made.old)
-        writer.partials.forget({made.names[index] for index in made.large})
-        for index, name in made.move.items():  # first: what is deleted or replaced later makes way for them
-            writer.move(name, made.names[index], made.entries[index])
-        writer.remove([*made.delete, *made.move.values()])  # the latter for folders that are empty now
+        remove(self._folder, made.delete)
         for index in made.links:
-            writer.link(made.names[index], made.entries[index].target)
-        for index in made.touch:
-            writer.touch(made.names[index], made.entries[index])
-        self._relay.present((*made.move, *made.touch))
-        self._writer = writer
+            name, entry = self.files[index]
+            self._writer.link(name, entry.target)
+        for index in made.modes:
+            name, entry = self.files[index]
+            self._writer.touch(name, entry.mode, entry.mtime_ns)
 
-    def take(self, frame: Frame, *, is_direct: bool) -> None:
-        """Write what has arrived. `is_direct`: from the laptop. Raises SourceLost, ProtocolError."""
-        self._prepare()
-        self.received += len(frame.raw)
-        if frame.kind == transfer.BATCH:
-            self._take_batch(frame)
-        elif frame.kind == transfer.PART:
-            self._take_part(frame)
-        elif frame.kind == transfer.END:
-            self._take_end(frame, is_direct=is_direct)
+    # -- the target ------------------------------------------------------------------------------------------
 
-    def _has_worked(self, size: int) -> None:
-        self.worked += size
+    def begin(self, number: int, offset: int) -> Incoming:
+        name = self.files[number][0]
+        if not offset or number not in self._present:
+            return self._writer.begin(name, offset)
+        descriptor = self._writer.present(name)
+        try:
+            return self._writer.begin(name, offset, descriptor)
+        finally:
+            os.close(descriptor)
 
-    def _take_batch(self, frame: Frame) -> None:
-        assert self._writer is not None  # noqa: S101  _prepare was called
-        made = self.plan
-        for record, contents in transfer.read_batch(frame):
-            if record.missing or record.number not in made.wanted or record.number in self._records:
-                continue
-            if record.deleted:
-                self._forget(record.number)
-                continue
-            self._writer.small(made.names[record.number], record, contents)
-            self._records[record.number] = record
-        self._relay.arrived(frame)
+    def finish(self, record: Record, incoming: Incoming) -> None:
+        self._writer.finish(self.files[record.number][0], record, incoming, record.mode)
+        self._came[record.number] = record
 
-    def _forget(self, index: int) -> None:
-        """Delete a file here that was deleted on the laptop since it was listed."""
-        assert self._writer is not None  # noqa: S101  _prepare was called
-        name = self.plan.names[index]
-        del self.plan.wanted[index], self.plan.new[name]
-        if name in self.plan.old:
-            self._writer.remove([name])
+    def confirm(self, record: Record) -> bool:
+        name, present = self.files[record.number][0], self._present.get(record.number)
+        if present is None or present.known != (record.size, record.digest.hex()):
+            return False
+        with contextlib.suppress(OSError):
+            descriptor = self._writer.present(name)
+            is_same = os.fstat(descriptor).st_ctime_ns == present.ctime_ns
+            os.close(descriptor)
+            if is_same:
+                self._writer.touch(name, record.mode, record.mtime_ns)
+                self._came[record.number] = record
+                return True
+        return False
 
-    def _take_part(self, frame: Frame) -> None:
-        index, offset, data = transfer.read_part(frame)
-        if index not in self.plan.wanted or index in self._records:
-            return
-        large = self._begun(index)
-        if offset == 0 and large.incoming.written:  # the sender starts again
-            large.incoming.discard()
-            self._leave()
-            self._restarted.add(index)
-            large = self._begun(index)
-        large.incoming.write(offset, data)
-        self._relay.grown()
+    def gone(self, record: Record) -> None:
+        """Delete a file that was deleted on the laptop since it was listed. Raises LinkError where another
+        node does not have it."""
+        name = self.files[record.number][0]
+        if record.missing:
+            raise LinkError(f"it does not have {name!r}")
+        self._gone.add(record.number)
+        if name in self._plan.old:
+            remove(self._folder, [name])
 
-    def _begun(self, index: int) -> Large:
-        """Return the file that comes in parts, opened when the first of them arrives."""
-        if self._large is None:
-            assert self._writer is not None  # noqa: S101  _prepare was called
-            incoming = self._writer.continued(self.plan.names[index], self.plan.entries[index])
-            self._large = self._relay.begin(index, incoming, again=index in self._restarted)
-        if self._large.index != index:
-            raise SourceLost("too many files were begun at the same time")
-        return self._large
-
-    def _leave(self, end: Optional[bytes] = None) -> None:
-        """Close the file that comes in parts. `end`: its last frame, if it is complete."""
-        if self._large is not None:
-            self._relay.ended(self._large, end)
-            self._large = None
-
-    def _take_end(self, frame: Frame, *, is_direct: bool) -> None:
-        record = transfer.read_end(frame)
-        if record.number not in self.plan.wanted or record.number in self._records:
-            return
-        good = self._begun(record.number).incoming.finish(record, record.mode)
-        self._leave(frame.raw if good else None)
-        if not good and is_direct and record.number not in self._restarted:
-            # Its beginning came from another node, or from an earlier sync.
-            self._restarted.add(record.number)
-            self.again.append(record.number)
-            return
-        if not good:
-            raise SourceLost(f"{self.plan.names[record.number]!r} arrived with other contents than announced")
-        self._records[record.number] = record
-
-    def finish(self) -> ReceiveReply:
-        """Record the manifest that the project has now."""
-        made = self.plan
-        if self._is_changed:
-            report(ReceiveEvent(received=self.received, stage=WRITING))
-            if self._writer is not None:
-                self._writer.to_disk()
-            made.take(self._records)
-        if made.is_change and not self._adds:
-            self._synced.record(made.new, made.digests)
-        elif not self._adds:
+    def complete(self, put_back: Sequence[Part]) -> ReceiveReply:
+        """Record the manifest that the project has now, once it is on the disk; or where results come from,
+        by these sharded checkpoints."""
+        kept = None
+        with contextlib.suppress(OSError):  # a full disk has no room for the folder of what was begun
+            self._writer.close(complete=True)
+            kept = self._writer.replaced.kept
+        if self._has_started:
+            to_disk(self._folder)
+        if self._synced and self._has_started:
+            self._synced.record(
+                dict(self._now(index) for index in range(len(self.files)) if index not in self._gone)
+            )
+        elif self._synced:
             self._synced.take_over()
-        return ReceiveReply(
-            written=len(self._records) + len(made.links),
-            deleted=len(made.delete),
-            kept=len(made.touch) + len(made.move),
-            received=self.received,
-            version=self._lock.version,
-            replaced=self._writer.replaced.kept if self._writer is not None else None,
-        )
+        else:  # the laptop has these: they do not wait to be pulled
+            records.keep_copies(self._folder, {name: self._origin(name, put_back) for name, _ in self.files})
+        return ReceiveReply(self._lock.version, kept)
+
+    def _origin(self, name: str, put_back: Sequence[Part]) -> Optional[Origin]:
+        with contextlib.suppress(OSError):
+            info = os.lstat(self._folder / name)
+            return Origin(records.PUT_BACK, *writer_of(name, put_back), info.st_size, info.st_mtime_ns)
+        return None
+
+    def _now(self, index: int) -> tuple[str, Entry]:
+        """Return a file as it is now: one may have changed on the laptop since it was listed."""
+        (name, entry), record = self.files[index], self._came.get(index)
+        if record is None:
+            return name, entry
+        return name, entry._replace(mode=record.mode, size=record.size, mtime_ns=record.mtime_ns)

@@ -43,11 +43,9 @@ def gpu_load(gpus: Iterable[GpuReading]) -> GpuLoad:
     return GpuLoad(active=len(hung) < len(busy), hung=0 < len(hung) == len(busy))
 
 
-class _Usage(NamedTuple):
-    """What a rank's processes have used so far."""
-
-    cpu: dict[int, int]  # ticks, by pid
-    io: dict[int, int]  # bytes
+_Usage = dict[
+    int, tuple[int, int]
+]  # what the processes of a rank have used so far: pid -> (CPU ticks, bytes)
 
 
 class Activity:
@@ -57,7 +55,6 @@ class Activity:
         """`limit`: seconds without activity after which the job is stalled; 0 where nobody wants to know."""
         self._folder, self._gpus = folder, gpus
         self._interval = min(limit / LOOKS, LONGEST_INTERVAL)
-        self._enabled = limit > 0
         self._began = self._active_at = self._looked_at = time.monotonic()
         self._has_ranks = False
         # Of an attempt before this one.
@@ -68,7 +65,7 @@ class Activity:
     def idle(self) -> float:
         """Return for how many seconds the ranks have done nothing."""
         now = time.monotonic()
-        if not self._enabled:
+        if not self._interval:
             return 0.0
         if now - self._looked_at >= self._interval:
             self._look(now)
@@ -118,21 +115,23 @@ class Activity:
         roots = {one.rank: one.pid for one in records if one.exit_code is None and one.pid}
         trees = processes.trees(roots.values())
         for rank, root in roots.items():
-            pids = trees[root]
-            usage = _Usage({pid: kernel.cpu_ticks(pid) for pid in pids}, {pid: _bytes(pid) for pid in pids})
+            usage = {pid: (kernel.cpu_ticks(pid), _bytes(pid)) for pid in trees[root]}
             before = self._usage.get(rank, usage)
             self._usage[rank] = usage
+            ticks, moved = _grown(before, usage)
             # One tick less: it may have begun before the last look.
-            cores = max(_grown(before.cpu, usage.cpu) - 1, 0) / kernel.TICKS / seconds
-            io = _grown(before.io, usage.io) / seconds
-            busy = busy or cores > SPINNING or io > IO_RATE
+            cores = max(ticks - 1, 0) / kernel.TICKS / seconds
+            busy = busy or cores > SPINNING or moved / seconds > IO_RATE
             spins = spins or cores > CPU_SHARE
         return busy, spins
 
 
-def _grown(before: dict[int, int], after: dict[int, int]) -> int:
+def _grown(before: _Usage, after: _Usage) -> list[int]:
     """Return how much the processes have used since; a process that is new has used all of it."""
-    return sum(max(value - before.get(pid, 0), 0) for pid, value in after.items())
+    return [
+        sum(max(used[kind] - before.get(pid, (0, 0))[kind], 0) for pid, used in after.items())
+        for kind in range(2)
+    ]
 
 
 def _bytes(pid: int) -> int:

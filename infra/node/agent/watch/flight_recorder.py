@@ -17,7 +17,6 @@ import json
 import pickle
 import re
 import resource
-import subprocess
 import sys
 import zlib
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.node import store
-from agent.node.commands import agent_command, run_quietly
+from agent.node.commands import agent_command, outcome, run_quietly
 from agent.ranks.launchers import DUMPS
 from cloudddp.agent.protocol.stacks import MAX_PACKED, MAX_SENTENCE
 
@@ -98,24 +97,11 @@ def packed(folder: Path) -> str:
 
 def analyze(folder: Path, python: str, dumps: Sequence[str]) -> str:
     """Run PyTorch's analyzer on the dumps of all nodes, keep what it writes, and return its conclusion."""
-    try:
-        done = subprocess.run(
-            [python or "python3", "-c", SCRIPT],
-            input=" ".join(dumps),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            timeout=SECONDS,
-            cwd="/",
-            check=False,
-        )
-        output, failed = done.stdout, done.returncode != 0
-    except (OSError, subprocess.TimeoutExpired) as error:
-        output, failed = str(error), True
+    code, out, errors = outcome([python or "python3", "-c", SCRIPT], SECONDS, given=" ".join(dumps))
+    output = out + errors
     with contextlib.suppress(OSError):  # a full disk
         store.replace(folder / DUMPS / ANALYSIS, output.encode(errors="replace"))
-    return conclusion(output, failed=failed)
+    return conclusion(output, failed=code != 0)
 
 
 def conclusion(output: str, *, failed: bool = False) -> str:

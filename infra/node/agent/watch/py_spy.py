@@ -10,11 +10,10 @@ import contextlib
 import hashlib
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 from agent.node import kernel, store
-from agent.node.commands import succeeds
+from agent.node.commands import outcome, run_quietly
 from agent.watch import stack_dump
 from cloudddp.agent.protocol.stacks import MAX_TOOL, TOOLS
 
@@ -47,13 +46,9 @@ def shipped_digest() -> str:
 def find(python: str) -> str:
     """Return the path of py-spy, '' if it is missing: the laptop's, or that of an environment of Python, or
     pip's."""
-    installed = store.ROOT / INSTALLED / "bin" / NAME
-    places = [
-        str(shipped()),
-        os.path.join(os.path.dirname(python), NAME) if "/" in python else "",
-        str(installed),
-    ]
-    return next((one for one in places if one and os.access(one, os.X_OK)), "") or (shutil.which(NAME) or "")
+    beside = [Path(python).with_name(NAME)] if "/" in python else []
+    places = [shipped(), *beside, store.ROOT / INSTALLED / "bin" / NAME]
+    return next((str(one) for one in places if os.access(one, os.X_OK)), shutil.which(NAME) or "")
 
 
 def install(python: str) -> str:
@@ -69,7 +64,7 @@ def install(python: str) -> str:
     command = [python or "python3", "-m", "pip", "install", *options, "--target", str(folder), NAME]
     with contextlib.suppress(OSError):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        succeeds(command, INSTALL_SECONDS, cwd="/")
+        run_quietly(command, INSTALL_SECONDS)
     return find(python)
 
 
@@ -87,31 +82,17 @@ def dump(tool: str, pid: int) -> tuple[list[stack_dump.Thread], str]:
                     reason = f"the output of {NAME} cannot be read: {error}"
             if sudo or not any(word in reason for word in REFUSED):
                 break
-        if _is_stuck(pid):
+        if kernel.stat(pid)[:1] == ["D"]:  # nothing stops it, and so no other attempt would end in time
             return [], STUCK
     return [], reason
 
 
-def _is_stuck(pid: int) -> bool:
-    """Whether the kernel lets nothing stop a process, and so no other attempt would end in time."""
-    return kernel.stat(pid)[:1] == ["D"]
-
-
 def _run(command: list[str]) -> tuple[str, str]:
     """Return a command's output, and the last line of its errors if it fails."""
-    try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, timeout=DUMP_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "", f"{NAME} took longer than {DUMP_SECONDS:g} s"
-    except OSError as error:
-        return "", f"{command[0]}: {error.strerror}"
-    if done.returncode == 0:
-        return done.stdout.decode(errors="replace"), ""
-    lines = done.stderr.decode(errors="replace").strip().splitlines() or [
-        f"{NAME} exited with {done.returncode}"
-    ]
+    code, out, errors = outcome(command, DUMP_SECONDS)
+    if code == 0:
+        return out, ""
+    lines = errors.strip().splitlines() or [f"{NAME} exited with {code}"]
     return "", next(
         (line for line in reversed(lines) if "reason" in line.lower() or "rror" in line), lines[-1]
     )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
+from agent.jobs import job_record
 from agent.ranks.causes import end_of_log
 from agent.watch import stacks
 from agent.watch.activity import Activity
@@ -25,15 +27,15 @@ from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Failure
 from cloudddp.agent.protocol.progress import LeftStall
 from cloudddp.agent.protocol.stacks import StacksReply, elsewhere, summary
 
+Send = Callable[[Message], None]
 GATHER_SECONDS = 120.0  # for all nodes to report their stacks
 
 
 class Stall:
-    """The watch over one attempt of a job, on one node."""
+    """The watch over one attempt of a job, on one node. What the other nodes have to know, it will `send`."""
 
-    def __init__(self, node: int, folder: Path, minutes: float, gpus: Gpus) -> None:
-        self._node = node
-        self._folder = folder
+    def __init__(self, node: int, folder: Path, minutes: float, gpus: Gpus, send: Send) -> None:
+        self._node, self._folder, self._send = node, folder, send
         self._limit = minutes * 60.0
         self._activity = Activity(folder, self._limit, gpus)
         self._idle: dict[int, float] = {}  # of the other nodes
@@ -42,7 +44,7 @@ class Stall:
         self._own: Optional[Message] = None
         self._found: dict[int, Message] = {}  # by node: where its ranks are, and what NCCL reports
         self._concluded = False
-        self._left: Optional[LeftStall] = None
+        self._left: Optional[LeftStall] = None  # the stall that goes on
 
     def idle(self) -> float:
         """Return for how many seconds this node's ranks have done nothing."""
@@ -54,14 +56,27 @@ class Stall:
     def add_stacks(self, node: int, found: Message) -> None:
         self._found[node] = found
 
-    def is_due(self, others: set[int]) -> bool:
+    def look(self, others: Optional[Collection[int]]) -> None:
+        """Notice that no rank of any node does anything; say once where this node's ranks are. The first node
+        declares a stall: `others` are the other nodes that are left; None: it is not this node, or all ranks
+        have finished."""
+        if others is not None and self._is_due(others):
+            self.gather()
+            self._send(Message(Kind.STALLED))
+        found, self._own = self._own, None
+        if found is not None:
+            self._found[self._node] = found
+            self._send(found)
+
+    def _is_due(self, others: Collection[int]) -> bool:
         """Whether this node has to declare a stall: all nodes are idle. After one that was left alone, the
         next is due when there was activity in between."""
         idle = min([self.idle(), *(self._idle.get(node, 0.0) for node in others)])
         if self._concluded and idle < self._limit:
             self._declared_at, self._concluded = None, False
-            if self._left is not None and self._left.until is None:
-                self._left = replace(self._left, until=max(time.time(), self._left.since))
+            if self._left is not None:
+                self._keep(replace(self._left, until=max(time.time(), self._left.since)))
+                self._left = None
         return 0 < self._limit <= idle and self._declared_at is None
 
     def gather(self) -> None:
@@ -78,25 +93,14 @@ class Stall:
         positions = tuple(one.position for one in found.ranks)
         self._own = Message(Kind.STACKS, stacks=positions, nccl=found.nccl)
 
-    def gathered(self) -> Optional[Message]:
-        """Return where this node's ranks are, once, when it is known."""
-        found, self._own = self._own, None
-        if found is not None:
-            self._found[self._node] = found
-        return found
-
-    def leave(self, detail: str) -> LeftStall:
-        """Return the record of a stall that is left alone."""
+    def leave(self, detail: str) -> None:
+        """Keep, here and on the other nodes, that a stall is left alone."""
         self._left = LeftStall(time.time(), detail)
-        return self._left
+        self._keep(self._left)
 
-    def over(self) -> Optional[LeftStall]:
-        """Return the record of a stall that was left alone, once, when there was activity again."""
-        found = self._left
-        if found is None or found.until is None:
-            return None
-        self._left = None
-        return found
+    def _keep(self, stall: LeftStall) -> None:
+        job_record.keep_stall(self._folder, stall)
+        self._send(Message(Kind.LEFT, stall=stall))
 
     def noted(self) -> None:
         """The agent has written into the logs."""

@@ -11,11 +11,12 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Optional
+from typing import Callable
 
 from agent.jobs import job_record
 from agent.watch.pace import Reports, median
 from cloudddp.agent.protocol.frozen import frozen
+from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, RECOVERED, SLOW, Pace, Straggler
 
 STEPS = 5  # in which a rank has to stay slow
@@ -86,10 +87,17 @@ class Detector:
 class StragglerWatch:
     """The watch over one attempt of a job, on one node."""
 
-    def __init__(self, node: int, folder: Path, window: float) -> None:
-        """`window`: seconds for which a rank has to stay slow; 0 where nobody wants to know."""
-        self._node = node
-        self._folder = folder
+    def __init__(
+        self,
+        node: int,
+        folder: Path,
+        window: float,
+        send: Callable[[Message], None],
+        noted: Callable[[], None],
+    ) -> None:
+        """`window`: seconds for which a rank has to stay slow; 0 where nobody wants to know. `noted` is
+        called after each note in the logs."""
+        self._node, self._folder, self._send, self._noted = node, folder, send, noted
         self._window = window
         self._reports = Reports(folder, window)
         self._paces: dict[int, tuple[Pace, ...]] = {}
@@ -103,26 +111,25 @@ class StragglerWatch:
     def heard(self, node: int, paces: tuple[Pace, ...]) -> None:
         self._paces[node] = paces
 
-    def changed(self) -> Optional[tuple[Straggler, ...]]:
-        """Return all stragglers if one was found, or has caught up. Called on the first node."""
+    def compare(self) -> None:
+        """Find ranks that are slow, or have caught up. Called on the first node."""
         now = time.monotonic()
         if self._window <= 0 or now - self._looked_at < self._reports.pause:
-            return None
+            return
         self._looked_at = now
         self._paces[self._node] = self.paces()
-        return self._detector.all() if self._detector.look(self._paces, now, time.time()) else None
+        if self._detector.look(self._paces, now, time.time()):
+            self.keep(self._detector.all())
+            self._send(Message(Kind.STRAGGLERS, stragglers=self._detector.all()))
 
-    def keep(self, known: tuple[Straggler, ...]) -> bool:
-        """Keep the stragglers with the job, and note what is new about the ranks of this node. Return whether
-        anything was."""
+    def keep(self, known: tuple[Straggler, ...]) -> None:
+        """Keep the stragglers with the job, and note what is new about the ranks of this node."""
         before = {one.rank: one for one in job_record.stragglers_of(self._folder)}
         job_record.keep_stragglers(self._folder, known)
-        noted = False
         for one in known:
             if one.node == self._node and one != before.get(one.rank):
                 _note(self._folder, one)
-                noted = True
-        return noted
+                self._noted()
 
 
 def _note(folder: Path, one: Straggler) -> None:

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Optional
+from typing import Callable, Optional
 
 from agent.files import shared
 from agent.files.scan import SCAN_SECONDS, Scan
@@ -15,7 +15,7 @@ from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol.checkpoints import checkpoint_of, is_shard
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.agent.protocol.gang import MAX_WROTE, Wrote
+from cloudddp.agent.protocol.gang import MAX_WROTE, Kind, Message, Wrote
 from cloudddp.agent.protocol.start import StartRequest
 
 INTERVAL = 5.0  # seconds between two looks; or so many times as long as one takes:
@@ -26,25 +26,24 @@ LAST = 1.0  # seconds for the last look, for which the end of the job waits
 class WrittenWatch:
     """Looks for what the job wrote on this node, in a thread: it may take seconds."""
 
-    def __init__(self, request: StartRequest, folder: Path) -> None:
-        self._request, self._folder = request, folder
+    def __init__(self, request: StartRequest, folder: Path, send: Callable[[Message], None]) -> None:
+        self._request, self._folder, self._send = request, folder, send
         self._found: Optional[Wrote] = None
         self._reported = Wrote()
         self._at = time.monotonic() + INTERVAL if len(request.gang.peers) > 1 else float("inf")
 
-    def changed(self, *, last: bool = False) -> Optional[Wrote]:
-        """Return the newest files, checkpoints first; None where they are those that were returned before,
-        or nobody has looked since. `last`: the ranks have ended."""
+    def report(self, *, last: bool = False) -> None:
+        """Send the newest files, checkpoints first, if they are others than before. `last`: the ranks have
+        ended."""
         if last and len(self._request.gang.peers) > 1:
             self._found = Wrote(tuple(self._names(LAST)))
         elif time.monotonic() > self._at:
             self._at = float("inf")
             threading.Thread(target=self._look, daemon=True).start()
         found, self._found = self._found, None
-        if found is None or found == self._reported:
-            return None
-        self._reported = found
-        return found
+        if found is not None and found != self._reported:
+            self._reported = found
+            self._send(Message(Kind.WROTE, wrote=found))
 
     def _look(self) -> None:
         began = time.monotonic()

@@ -1,0 +1,75 @@
+"""What a pull has not copied, and why: for the user and for the node, which remembers it; and the errors of
+this computer's disk."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+from cloudddp.agent.protocol.codec import MAX_REASON
+from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
+from cloudddp.errors import CloudDDPError, Message
+from cloudddp.text import one_line
+
+MAX_NOTES = 50  # that are shown; the others are counted
+LONGEST_NOTE = 500  # characters of a note
+FREE_SPACE_HINT: str = Message(
+    "free some, pull less (`cloudddp pull PATH`), or choose another folder with --to"
+)
+OTHER_FOLDER_HINT = "choose another folder with --to"
+
+
+class Notes:
+    """`left` are results that were not copied; None where there are more than a node remembers. `of_logs`:
+    that one does not exist or was changing is no note."""
+
+    def __init__(self, *, of_logs: bool = False) -> None:
+        self._of_logs = of_logs
+        self._lines: dict[str, None] = {}
+        self._more = 0
+        self._left: dict[str, str] = {}
+        self._has_more_left = False
+
+    def left_out(self, name: str, why: str, *, counts: bool = True) -> None:
+        """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were
+        more files. No reason: it does not exist."""
+        if why:
+            self._add(f"left out {name}: {why}" if name else f"left out {why}")
+        elif not self._of_logs:
+            self._add(f"missing {name}")
+        if counts and name and len(self._left) < MAX_LEFT:
+            self._left.setdefault(name, one_line(why, MAX_REASON))
+        elif counts and name not in self._left:
+            self._has_more_left = True
+
+    def changed(self, name: str) -> None:
+        """Note that a file may be a mix of two versions."""
+        if not self._of_logs:
+            self._add(f"changed while it was copied: {name}; pull it again when nothing writes to it")
+
+    def _add(self, note: str) -> None:
+        line = one_line(note, LONGEST_NOTE)
+        if line not in self._lines and len(self._lines) == MAX_NOTES:
+            self._more += 1
+        else:
+            self._lines[line] = None
+
+    @property
+    def left(self) -> tuple[LeftFile, ...] | None:
+        return None if self._has_more_left else tuple(LeftFile(*one) for one in self._left.items())
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The notes, and a line that counts those not shown."""
+        return (*self._lines, *([f"and {self._more} more"] if self._more else []))
+
+
+def cannot_write(to: Path, error: OSError) -> CloudDDPError:
+    """Return the error for results that could not be written to the folder `to`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CloudDDPError(
+            f"{to}: no space left on this computer's disk for the results; nothing was kept",
+            hint=FREE_SPACE_HINT,
+        )
+    where = f" ({error.filename})" if error.filename and str(to) != str(error.filename) else ""
+    return CloudDDPError(f"cannot write results to {to}{where}: {error.strerror}", hint=OTHER_FOLDER_HINT)

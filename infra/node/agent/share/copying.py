@@ -1,0 +1,91 @@
+"""Files from one node of a job to another: what was offered, and nothing else (node/serving.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from pathlib import Path
+from typing import Optional
+
+from agent.node import serving, store
+from agent.node.link import REFUSED, Link, LinkError
+from agent.share import offers
+from cloudddp.agent.protocol.manifest import FILE, Entry
+from cloudddp.agent.protocol.receiving import Receiver
+from cloudddp.agent.protocol.sharing import Offered
+from cloudddp.agent.protocol.transfer import Record, Wants
+from cloudddp.agent.protocol.writing import FileWriter, Incoming
+
+
+def give(link: Link, secret: str, project: Path, files: Sequence[Offered]) -> None:
+    """Send what a node asks for of these files. One that is damaged, or not as it was offered, is said to be
+    missing. Raises what REFUSED names, and EOFError."""
+    known = {file.path: file for file in files}
+
+    def locate(name: str) -> str:
+        if not offers.has(project, known[name]):
+            raise FileNotFoundError(name)
+        return name
+
+    serving.serve(link, secret, project, [(name, Entry(FILE, 0, 0, 0, "")) for name in known], locate)
+
+
+def get(
+    link: Link,
+    secret: str,
+    project: Path,
+    files: Sequence[Offered],
+    lacking: Set[str],
+    taken: set[str],
+    begun: str,
+    *,
+    durable: bool,
+) -> None:
+    """Get those of these files that are `lacking`, and add to `taken` those that came as they were offered,
+    both by their paths. `begun` names a folder for those that are not complete; `durable`: they are on the
+    disk. Raises OSError, which names the file."""
+    wanted = {number: file for number, file in enumerate(files) if file.path in lacking}
+    writer = FileWriter(project, store.ROOT / begun, durable=durable)
+    target = _Target(writer, wanted, taken)
+    receiver = Receiver(wanted, target)
+    is_complete = False
+    try:
+        known = {number: one for number, file in wanted.items() if (one := writer.known(file.path))}
+        serving.fetch(link, secret, Wants(tuple(wanted), known), receiver)
+        is_complete = True
+    except (*REFUSED, EOFError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or str(error)
+        raise LinkError(f"{target.path}: {why}") from None
+    finally:
+        receiver.close()
+        writer.close(complete=is_complete)
+
+
+class _Target:
+    """Writes files that are as they were offered. `path` is that of the last one."""
+
+    def __init__(self, writer: FileWriter, files: Mapping[int, Offered], taken: set[str]) -> None:
+        self._writer, self._files, self._taken = writer, files, taken
+        self.path = next((one.path for one in files.values()), "")
+
+    def begin(self, number: int, offset: int) -> Incoming:
+        self.path = self._files[number].path
+        return self._writer.begin(self.path, offset)
+
+    def finish(self, record: Record, incoming: Incoming) -> None:
+        if file := self._as_offered(record):
+            self._writer.finish(file.path, record, incoming, file.mode)
+            self._taken.add(file.path)
+        else:
+            incoming.close()
+
+    def confirm(self, _record: Record) -> bool:
+        return False
+
+    def gone(self, _record: Record) -> None:
+        pass
+
+    def _as_offered(self, record: Record) -> Optional[Offered]:
+        file = self._files[record.number]
+        self.path = file.path
+        is_same = (record.size, max(record.mtime_ns, 0)) == (file.size, file.mtime_ns)
+        return file if is_same else None

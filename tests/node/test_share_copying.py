@@ -1,0 +1,105 @@
+"""A file goes from one node to another as it was offered, or not at all."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import closing, suppress
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from agent.node import store
+from agent.node.link import REFUSED, Link, LinkError
+from agent.share import copying
+from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.sharing import Offered
+from cloudddp.agent.protocol.transfer import DIGEST, Record
+
+SECRET = "s" * 64
+NAME = "runs/a.bin"
+LARGE = 3_000_000
+
+
+class Pair:
+    """Two nodes: `there` is a file, as it is offered; `here` gets it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.there, self.here = folder / "there", folder / "here"
+        (self.there / "runs").mkdir(parents=True)
+        self.here.mkdir()
+
+    def offer(self, size: int) -> Offered:
+        path = self.there / NAME
+        path.write_bytes(os.urandom(size))
+        os.utime(path, (1e9, 1e9))
+        return Offered(NAME, path.stat().st_mtime_ns, size, mode=0o640)
+
+    def get(self, file: Offered, stream: bytes | None = None) -> set[str]:
+        """Return what came: from the other node, or of a hostile stream."""
+        one, other = (Link(end, SECRET, "test") for end in socket.socketpair())
+
+        def serve() -> None:
+            with closing(one), suppress(*REFUSED, EOFError):
+                if stream is None:
+                    copying.give(one, SECRET, self.there, [file])
+                else:
+                    transfer.read_frame(one.read_all, SECRET.encode())
+                    one.write_all(stream)
+
+        sender, taken = threading.Thread(target=serve), set[str]()
+        sender.start()
+        try:
+            copying.get(other, SECRET, self.here, [file], {NAME}, taken, "begun-test", durable=True)
+        finally:
+            other.close()
+            sender.join()
+        return taken
+
+    @property
+    def files(self) -> list[str]:
+        return [path.name for path in self.here.rglob("*") if path.is_file()]
+
+
+@pytest.fixture
+def pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+    return Pair(tmp_path)
+
+
+@pytest.mark.parametrize("size", [0, 9, LARGE])
+def test_contents_time_and_permissions_arrive(pair: Pair, size: int, tmp_path: Path) -> None:
+    file = pair.offer(size)
+    assert pair.get(file) == {NAME}
+    copy = pair.here / NAME
+    assert copy.read_bytes() == (pair.there / NAME).read_bytes()
+    assert (copy.stat().st_mtime_ns, copy.stat().st_mode & 0o777) == (file.mtime_ns, 0o640)
+    assert not (tmp_path / "begun-test").exists()
+
+
+@pytest.mark.parametrize("size", [9, LARGE])
+@pytest.mark.parametrize("change", [os.unlink, os.utime, lambda path: os.truncate(path, 8)])
+def test_file_that_has_gone_or_changed_is_missing(
+    pair: Pair, size: int, change: Callable[[Path], None]
+) -> None:
+    file = pair.offer(size)
+    change(pair.there / NAME)
+    assert pair.get(file) == set()
+    assert pair.files == []
+
+
+def test_copy_that_was_cut_continues(pair: Pair, tmp_path: Path) -> None:
+    file, secret = pair.offer(LARGE), SECRET.encode()
+    data = (pair.there / NAME).read_bytes()
+    with pytest.raises(LinkError, match=f"^{NAME}: the stream ended"):
+        pair.get(file, transfer.part(secret, 0, 0, data[:2_000_000]))
+    assert pair.files == []
+    info = (pair.there / NAME).stat()
+    record = Record(0, LARGE, info.st_mtime_ns, False, sha256(data).digest()[:DIGEST])
+    rest = transfer.part(secret, 0, 2_000_000, data[2_000_000:]) + transfer.end(secret, record)
+    assert pair.get(file, rest + transfer.frame(secret, transfer.DONE)) == {NAME}
+    assert (pair.here / NAME).read_bytes() == data
+    assert not (tmp_path / "begun-test").exists()
