@@ -126,6 +126,14 @@ def project(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder of files on this computer."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
 @pytest.fixture(scope="session")
 def ec2(simulator: Any) -> Any:
     """Plain boto3 connected to the simulator, independent of cloudddp's own code."""

@@ -24,7 +24,7 @@ from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import Continuation, of_job
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import collect, ended_nodes, raise_incomplete
+from cloudddp.operations.results import collect, raise_incomplete
 from cloudddp.operations.start_job import (
     Display,
     checked_script,
@@ -100,7 +100,7 @@ class Job:
         folder. Files that already exist are skipped. Raises CloudDDPError if anything was left out."""
         session = self._call.session()
         with connected(session, partly=True, needed=()) as (cluster, runner):
-            left = collect(session, runner, cluster, self.id, ended_nodes(session, cluster, None))
+            left = collect(session, runner, cluster, self.id, None)
         if left.lines:
             raise CloudDDPError(
                 f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",

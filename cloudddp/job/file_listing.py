@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.config import project
 from cloudddp.errors import UsageError
 from cloudddp.files import resolved
@@ -27,6 +28,7 @@ NEVER_SENT = (
     ".cloudddp/",
     ".cloudddp-incoming-*/",
     "cloudddp-logs/",
+    f"/{REPLACED}",
     ".DS_Store",
 )
 

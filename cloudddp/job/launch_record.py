@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from cloudddp.agent.protocol.codec import has_job_id_format, is_job_id
-from cloudddp.agent.protocol.copies import Destination, url_of
+from cloudddp.agent.protocol.copies import Destination
 from cloudddp.config import settings, timing
 from cloudddp.config.command_line import Flag, variable_flags
 from cloudddp.config.spec import Config, JobSpec
@@ -237,34 +236,15 @@ def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError
     )
 
 
-@dataclass(frozen=True, slots=True)
-class S3Place:
-    """Objects of a bucket whose keys begin with `prefix` and a slash."""
-
-    bucket: str
-    prefix: str
-
-    @property
-    def url(self) -> str:
-        return url_of(self.bucket, self.prefix)
-
-
-def s3_place_of(config: Config, job_id: str) -> S3Place | None:
+def s3_destination_of(config: Config, job_id: str) -> Destination | None:
     """Return where the nodes copy a job's results to, or None."""
     if config.job.results_s3 is None:
         return None
     bucket, _, prefix = config.job.results_s3.removeprefix("s3://").partition("/")
-    return S3Place(bucket, "/".join(filter(None, (prefix.strip("/"), config.cluster.name, job_id))))
-
-
-def s3_destination_of(config: Config, job_id: str) -> Destination | None:
-    """Return what the nodes are told, or None."""
-    place, limits = s3_place_of(config, job_id), timing.current()
-    if place is None:
-        return None
+    limits = timing.current()
     return Destination(
-        place.bucket,
-        place.prefix,
+        bucket,
+        "/".join(filter(None, (prefix.strip("/"), config.cluster.name, job_id))),
         tuple(config.job.outputs),
         limit=limits.copy,
         patience=limits.copy_stalled,

@@ -21,14 +21,15 @@ from pathlib import Path
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.file_steps import ReceiveReply
+from cloudddp.agent.protocol.file_steps import ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.manifest import FILE, Entry
 from cloudddp.agent.protocol.stacks import MAX_DUMPS, MAX_STACKS, TOOLS, StacksReply, StacksRequest
 from cloudddp.agent.protocol.start import StartReply
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError
-from cloudddp.job.transfer import Transfer
+from cloudddp.job.project_files import Snapshot
+from cloudddp.job.transfer import Transfer, View
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line
 
@@ -54,8 +55,8 @@ class Tool:
         it cannot be read."""
         info = self.path.stat()
         entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
-        files = {self.path.name: entry}
-        return Transfer(runner, self.path.parent, files, addresses, project=TOOLS, note=progress).run()
+        files = Snapshot(self.path.parent, {self.path.name: entry})
+        return Transfer(runner, files, addresses, View(progress), ReceiveRequest(TOOLS)).run()
 
 
 def local() -> Tool | None:

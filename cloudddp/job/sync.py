@@ -5,32 +5,28 @@ Only files that a node lacks are sent (transfer.py); files deleted here are dele
 
 from __future__ import annotations
 
-import functools
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.file_steps import REPLACED, Kept, ReceiveReply, ReceiveRequest
+from cloudddp.agent.protocol.file_steps import REPLACED, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply
-from cloudddp.agent.protocol.manifest import Entry, Manifest, path_from_wire
+from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
 from cloudddp.agent.protocol.sharing import WIDTH
-from cloudddp.agent.protocol.transfer import PART_SIZE, Known, Wants
-from cloudddp.agent.protocol.writing import FILE, known_of
-from cloudddp.cluster.connect import probe
+from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
 from cloudddp.errors import Message, StepUpdate, UsageError, inert, q
+from cloudddp.formats import counted
 from cloudddp.job.project_files import Snapshot
-from cloudddp.job.transfer import Transfer
+from cloudddp.job.transfer import Transfer, View
 from cloudddp.text import one_line, size_of
 
 Progress = Callable[[str], None]
-Listed = Sequence[tuple[str, Entry]]
 
 SHOWN = 3  # files that are named
 REPORT = 5.0  # seconds between two lines about a transfer that lasts
@@ -107,17 +103,11 @@ def update(
     announced = _Announced(files, config.sync.max_mb, len(lacking), progress)
     transfer = Transfer(
         runner,
-        files.root,
-        files.manifest,
+        files,
         {node: cluster.nodes[node].private_ip for node in (*have, *lacking)},
-        origin=origin.id,
-        versions=versions,
-        job=job,
-        approve=announced.approve,
-        note=progress,
-        on_bytes=announced.add,
-        on_copied=announced.copied,
-        locate=files.locate,
+        announced,
+        ReceiveRequest(PROJECT, origin=origin.id, job=job),
+        versions,
     )
     with timings.span("send files"):
         outcome = transfer.run()
@@ -132,106 +122,76 @@ def update(
 def report_replaced(replies: Mapping[int, ReceiveReply], progress: Progress) -> None:
     """Name files of jobs in whose place sent ones are now."""
     for node, reply in replies.items():
-        if reply.replaced:
-            progress(_kept(node, reply.replaced))
+        if (replaced := reply.replaced) is None:
+            continue
+        names = [inert(one_line(path_from_wire(name), 80)) for name in replaced.names[:SHOWN]]
+        more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
+        text = (
+            f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in "
+            f"the way: it was moved to {REPLACED} there; `cloudddp pull {q(REPLACED)} --node {q(node)}` "
+            "copies it"
+        )
+        progress(Message(text))
 
 
-def _kept(node: int, replaced: Kept) -> str:
-    """Return the warning about files of jobs that were moved out of the way of the files that were sent."""
-    names = [inert(one_line(path_from_wire(name), 80)) for name in replaced.names[:SHOWN]]
-    more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
-    return Message(
-        f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in the "
-        f"way of the files that were sent: it was moved to {REPLACED} on that node; `cloudddp pull "
-        f"{q(REPLACED)} --node {q(node)}` copies it"
-    )
-
-
-class _Announced:
+class _Announced(View):
     """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this
     computer. `lacking` nodes lack something."""
 
     def __init__(self, files: Snapshot, max_mb: float, lacking: int, progress: Progress) -> None:
-        self._files, self._max_mb, self._lacking, self._progress = files, max_mb, lacking, progress
+        super().__init__(progress)
+        self._files, self._max_mb, self._lacking = files, max_mb, lacking
         self._total = 0  # bytes of the files that are sent from here
-        self._sent = self._shown = self._copied = 0
+        self._bytes = self._shown = self._copied = 0
         self._at = time.monotonic()  # of the last report
 
-    def approve(self, wants: Mapping[int, Wants], here: Collection[int], listed: Listed) -> None:
+    def approve(self, lacking: Mapping[int, Sequence[str]], here: Collection[int], delete: int) -> None:
         """Say what is sent from here, to the nodes `here`. Raise UsageError where too much would be sent to a
         node."""
-        names = {node: [*self._lacked(one, listed)] for node, one in wants.items()}
-        same = all(lacked == names[min(names)] for lacked in names.values())
-        for node, lacked in sorted(names.items()):
-            check_size(self._files, lacked, self._max_mb, node=None if same else node)
-        sent = {name for node in here for name in names[node]}
+        same = all(names == lacking[min(lacking)] for names in lacking.values())
+        for node, names in sorted(lacking.items()):
+            check_size(self._files, names, self._max_mb, node=None if same else node)
+        sent = {name for node in here for name in lacking[node]}
         self._total = sum(self._files.manifest[name].size for name in sent)
-        delete = max(one.delete for one in wants.values())
-        copied = not sent and any(names.values())
-        compared = any(wants[node].files for node in here) and not copied
-        self._progress(
-            _summary(len(sent), self._total, delete, self._lacking, from_nodes=copied, compared=compared)
-        )
+        copied = not sent and any(lacking.values())
+        self.note(_summary(len(sent), self._total, delete, self._lacking, from_nodes=copied))
 
-    def _lacked(self, wants: Wants, listed: Listed) -> Iterator[str]:
-        """Yield the files of which a node does not have the contents, as far as that is known: a large one of
-        the same size is compared while it is sent."""
-        for index, known in wants.of(listed):
-            name, entry = listed[index]
-            if (
-                known.size < entry.size
-                or not entry.size
-                or (entry.size <= PART_SIZE and self._known(name) != known)
-            ):
-                yield name
-
-    @functools.cache  # noqa: B019  it lives as long as a sync
-    def _known(self, name: str) -> Known | None:
-        try:
-            return known_of(os.open(self._files.root / self._files.locate(name), FILE))
-        except OSError:
-            return None
-
-    def add(self, size: int) -> None:
-        self._sent += size
+    def sent(self, size: int) -> None:
+        self._bytes += size
         now = time.monotonic()
         if now - self._at < REPORT:
             return
-        rate = int((self._sent - self._shown) / max(now - self._at, 1e-6))
-        of = f"{size_of(self._sent)} of {size_of(max(self._total, self._sent))}"
-        self._progress(StepUpdate(f"sent {of}, {size_of(rate)}/s"))
-        self._at, self._shown = now, self._sent
+        rate = int((self._bytes - self._shown) / max(now - self._at, 1e-6))
+        of = f"{size_of(self._bytes)} of {size_of(max(self._total, self._bytes))}"
+        self.note(StepUpdate(f"sent {of}, {size_of(rate)}/s"))
+        self._at, self._shown = now, self._bytes
 
     def copied(self) -> None:
         self._copied += 1
         if time.monotonic() - self._at >= REPORT:
-            self._progress(
-                StepUpdate(f"copied from node to node, to {self._copied} of {self._lacking} nodes")
-            )
+            self.note(StepUpdate(f"copied from node to node, to {self._copied} of {self._lacking} nodes"))
             self._at = time.monotonic()
 
     def end(self) -> None:
         """Report that a transfer of which parts were reported is complete."""
         if self._shown:
-            self._progress(f"sent all of {size_of(self._total)}")
+            self.note(f"sent all of {size_of(self._total)}")
 
 
-def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool, compared: bool) -> str:
-    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from it;
-    `compared`: files may have other contents."""
-    to = f"{nodes} node{'s' * (nodes != 1)}"
-    deleted = f"deleting {delete:,} file{'s' * (delete != 1)}"
+def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool) -> str:
+    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from
+    it."""
+    to = counted(nodes, "node")
+    deleted = f"deleting {counted(delete, 'file')}"
     deleting = f"; {deleted}" if delete else ""
     if count:
-        return f"sending {count} file{'s' * (count != 1)}, {size_of(size)}, to {to}{deleting}"
+        return f"sending {counted(count, 'file')}, {size_of(size)}, to {to}{deleting}"
     if from_nodes:
         what = f"copying files from node to node, to {to}"
-    elif compared:
-        return f"comparing files of the same size on {to}; what differs is sent{deleting}"
     elif delete:
         what, deleting = f"{deleted} on {to}", ""
     else:
-        what = f"updating modes and links on {to}"
+        what = f"updating modes, times and links on {to}"
     return f"{what}; nothing is sent from this computer{deleting}"
 
 

@@ -9,55 +9,51 @@ limits. Files are compressed (zlib level 1) only over a slow link.
 from __future__ import annotations
 
 import functools
+import os
 import queue
-import secrets
 import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
+from dataclasses import replace
+from types import MappingProxyType
 
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.checkpoints import Part
 from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
-from cloudddp.agent.protocol.manifest import Entry, Manifest, manifest_to_wire
+from cloudddp.agent.protocol.manifest import manifest_to_wire
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
-from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Listing, Record, Wants
+from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Known, Listing, Record, Wants
+from cloudddp.agent.protocol.writing import FILE, known_of
 from cloudddp.agent.replies import decode
-from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError, q
 from cloudddp.job.distribution import HERE, Distribution
+from cloudddp.job.project_files import Snapshot
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line
 
 MEASURED = 1 << 20  # bytes after which the rate of the link is known
 SLOW = 32e6  # bytes per second: over a slower link, data is sent sooner if zlib makes a third less of it
 SAMPLE = 1 << 16  # bytes of a frame that show whether it does
-DECAY = 0.9  # of what was measured before, per frame: a buffer on the way takes the first ones at once
 
 
 class Compression:
-    """What has been measured of the link in one transfer. The threads of several nodes may use it."""
+    """What has been measured of the link in one transfer. The threads of several nodes may use it: what two
+    of them add at once may count once."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._total = 0
-        self._bytes = self._seconds = 0.0  # recent ones
+        self._bytes, self._seconds = 0, 0.0
 
     def measure(self, size: int, seconds: float) -> None:
-        with self._lock:
-            self._total += size
-            self._bytes = DECAY * self._bytes + size
-            self._seconds = DECAY * self._seconds + seconds
+        self._bytes += size
+        self._seconds += seconds
 
     def encode(self, data: bytes) -> tuple[int, bytes]:
         """Return the codec for some data, and the data in that."""
-        if self._total < MEASURED or self._bytes > SLOW * self._seconds:
+        if self._bytes < MEASURED or self._bytes > SLOW * self._seconds:
             return PLAIN, data
         sample = zlib.compress(data[:SAMPLE], 1)
         if 3 * len(sample) > 2 * min(SAMPLE, len(data)):
@@ -100,9 +96,6 @@ SLICE = 1 << 16
 SLOWEST = 1e6  # bytes per second that a node gets from another one, at least
 
 
-Listed = Sequence[tuple[str, Entry]]
-
-
 class _Node:
     """A node, and what is to be written to its stdin: frames, None for the end."""
 
@@ -116,38 +109,44 @@ class _Node:
         self.is_busy = self.has_ended = False
 
 
-@dataclass(eq=False)
+class View:
+    """What a transfer tells about itself; `note` gets what the user should know."""
+
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self.note = note
+
+    def approve(self, lacking: Mapping[int, Sequence[str]], here: Collection[int], delete: int) -> None:
+        """Take the files that each node lacks, which nodes get them from here first, and how many files a
+        node will delete, before anything is sent. May raise."""
+
+    def sent(self, size: int) -> None:
+        """A frame has left this computer."""
+
+    def copied(self) -> None:
+        """A node has got its files from another one."""
+
+
 class Transfer:
-    """One transfer of files below `root` to the nodes at these private addresses, '' where they are not to
-    get files from each other. `approve` gets what each node lacks, which of them get it from here first, and
-    the files, before anything is sent, and may raise. `note` gets what the user should know, `on_bytes` the
-    size of each frame that has left; `on_copied` is called when a node has got its files from another one.
-    `versions`: of the project on each node when it was compared; `job`: the one whose launch this is part of,
-    or ''; `locate`: as for Sender. `unstable` are the files that were changing while they were sent."""
+    """One transfer of files to the nodes at these private addresses, '' where they are not to get files from
+    each other, as `request` says, with the `versions` that the project had on each node when it was compared.
+    `unstable` are the files that were changing while they were sent."""
 
-    runner: Runner
-    root: Path
-    manifest: Manifest
-    addresses: Mapping[int, str]
-    _: KW_ONLY
-    project: str = PROJECT
-    origin: str = ""
-    versions: Mapping[int, int] = field(default_factory=dict)
-    job: str = ""
-    put_back: tuple[Part, ...] | None = None
-    approve: Callable[[Mapping[int, Wants], Collection[int], Listed], None] = lambda *_: None
-    note: Callable[[str], None]
-    on_bytes: Callable[[int], None] = lambda _size: None
-    on_copied: Callable[[], None] = lambda: None
-    locate: Callable[[str], str] = str
-
-    def __post_init__(self) -> None:
-        self._secret = secrets.token_hex(32)
-        self._key = self._secret.encode()
-        self._files = [*self.manifest.items()]
-        self._listing = Listing(manifest_to_wire(self.manifest)).frame(self._key)
-        self._distribution = Distribution(self.addresses)
-        self._nodes = {rank: _Node(rank) for rank in self.addresses}
+    def __init__(
+        self,
+        runner: Runner,
+        files: Snapshot,
+        addresses: Mapping[int, str],
+        view: View,
+        request: ReceiveRequest,
+        versions: Mapping[int, int] = MappingProxyType({}),
+    ) -> None:
+        self._runner, self._snapshot, self._addresses, self._view = runner, files, addresses, view
+        self._request, self._key, self._versions = request, request.secret.encode(), versions
+        self._files = [*files.manifest.items()]
+        self._listing = Listing(manifest_to_wire(files.manifest)).frame(self._key)
+        self._distribution = Distribution(addresses)
+        self._wants: dict[int, Wants] = {}
+        self._nodes = {rank: _Node(rank) for rank in addresses}
         self._lock = threading.RLock()  # of all that follows
         self._is_approved = self._is_explained = self._is_over = False
         self._error: Exception | None = None  # of this computer: it ends the transfer
@@ -159,7 +158,7 @@ class Transfer:
         cannot be read."""
         for node in self._nodes.values():
             node.inbox.put((self._listing,))
-        outcome = self.runner.each(
+        outcome = self._runner.each(
             lambda rank: self._serve(self._nodes[rank]),
             nodes=self._nodes,
             fatal=lambda _: False,
@@ -171,14 +170,11 @@ class Transfer:
 
     def _serve(self, node: _Node) -> ReceiveReply:
         """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
-        serves = self.addresses[node.rank] if len(self._nodes) > 1 else ""
-        version = self.versions.get(node.rank, 0)
-        request = ReceiveRequest(
-            self.project, self._secret, serves, self.origin, version, self.job, self.put_back
-        )
+        serves = self._addresses[node.rank] if len(self._nodes) > 1 else ""
+        request = replace(self._request, address=serves, version=self._versions.get(node.rank, 0))
         try:
             result = client.run_step(
-                self.runner,
+                self._runner,
                 node.rank,
                 request,
                 body=functools.partial(self._input, node),
@@ -212,20 +208,20 @@ class Transfer:
         if event != ReceiveEvent(busy=event.busy):
             node.moved = time.monotonic()
         if event.note:
-            self.note(f"node {node.rank}: {one_line(event.note, 300)}")
+            self._view.note(f"node {node.rank}: {one_line(event.note, 300)}")
         if event.wants is not None:
-            event.wants.of(self._files)  # it raises ProtocolError
-            if bool(event.lost) != (node.rank in self._distribution.wants):
+            if bool(event.lost) != (node.rank in self._wants):
                 raise ProtocolError("it says twice what it lacks")
             if event.lost and not self._is_explained:
                 self._is_explained = True
                 text = f"nodes cannot copy files from each other ({one_line(event.lost, 300)})"
-                self.note(f"warning: {text}; sending from this computer")
-            self._distribution.answered(node.rank, event.wants)
+                self._view.note(f"warning: {text}; sending from this computer")
+            self._distribution.answered(node.rank, sum(size for _, size in self._lacked(event.wants)))
+            self._wants[node.rank] = event.wants
         if event.complete:
             node.port = event.port
             if self._distribution.copied(node.rank):
-                self.on_copied()
+                self._view.copied()
             self._distribution.complete(node.rank, serves=bool(event.port))
         node.reply = event.done or node.reply
         self._go_on()
@@ -242,12 +238,31 @@ class Transfer:
             self._is_approved = True
             try:
                 here = [rank for rank, source in due.items() if source == HERE]
-                self.approve(self._distribution.wants, here, self._files)
+                lacking = {rank: [name for name, _ in self._lacked(one)] for rank, one in self._wants.items()}
+                self._view.approve(lacking, here, max(one.delete for one in self._wants.values()))
             except Exception as error:
                 self._fail(error)
                 return
         for rank, source in due.items():
             self._nodes[rank].inbox.put(self._frames_of(rank, source))
+
+    def _lacked(self, wants: Wants) -> Iterator[tuple[str, int]]:
+        """Yield each file of which a node does not have the contents, and how many bytes are to be sent.
+        Raises ProtocolError for one that is none."""
+        for index, known in wants.of(self._files):
+            name, entry = self._files[index]
+            if known.size < entry.size:
+                yield name, entry.size - known.size
+            elif self._known(name) not in (known, None):
+                yield name, entry.size
+
+    @functools.cache  # noqa: B019  it lives as long as the transfer
+    def _known(self, name: str) -> Known | None:
+        """Return what is here; None for a file that has gone."""
+        try:
+            return known_of(os.open(self._snapshot.root / self._snapshot.locate(name), FILE))
+        except OSError:
+            return None
 
     def _watch(self) -> dict[int, Exception]:
         """Return the errors of the nodes that are given up."""
@@ -258,7 +273,7 @@ class Transfer:
                     node.moved = now
                 limit = (STUCK if node.is_busy else SILENCE) + self._distribution.copied(node.rank) / SLOWEST
                 if not node.has_ended and now - node.moved > limit:
-                    found[node.rank] = _given_up(node.rank, limit)
+                    found[node.rank] = given_up(node.rank, limit, "sync")
                     self._end(node)
         return found
 
@@ -302,15 +317,19 @@ class Transfer:
     def _frames_of(self, rank: int, source: int) -> Iterable[bytes]:
         """Return the frames with which a node gets what it lacks."""
         if source == HERE:
-            return self._contents(self._nodes[rank], self._distribution.wants[rank])
-        peer = Peer(source, self.addresses[source], self._nodes[source].port)
+            return self._contents(self._nodes[rank], self._wants[rank])
+        peer = Peer(source, self._addresses[source], self._nodes[source].port)
         return (transfer.frame(self._key, transfer.FETCH, encode(peer)),)
 
     def _contents(self, node: _Node, wants: Wants) -> Iterator[bytes]:
         """Yield the frames of files, b"" while what the node has is only hashed."""
         files = (Wanted(index, self._files[index][0], known) for index, known in wants.of(self._files))
         sender = Sender(
-            str(self.root), self._key, on_sent=self._sent, encode=self._compression.encode, locate=self.locate
+            str(self._snapshot.root),
+            self._key,
+            on_sent=self._sent,
+            encode=self._compression.encode,
+            locate=self._snapshot.locate,
         )
         try:
             for frame in sender.frames(files):
@@ -320,7 +339,7 @@ class Transfer:
                 if frame:
                     self._compression.measure(len(frame), node.moved - began)
                     with self._lock:
-                        self.on_bytes(len(frame))
+                        self._view.sent(len(frame))
             yield transfer.frame(self._key, transfer.DONE)
         except Exception as error:
             self._fail(_explained(error))
@@ -330,11 +349,12 @@ class Transfer:
             self.unstable.append(path)
 
 
-def _given_up(rank: int, limit: float) -> NodeError:
+def given_up(rank: int, limit: float, verb: str) -> NodeError:
+    """Return the error for a node that has made no progress for so many seconds; `verb` continues."""
     reason = f"node {rank}: it made no progress for {limit:.0f} s"
     return NodeError(
         reason,
-        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; `cloudddp sync` "
+        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; `cloudddp {verb}` "
         "continues",
         reason=reason,
     )

@@ -17,7 +17,7 @@ from cloudddp.config.spec import Config
 from cloudddp.errors import Message, q
 from cloudddp.formats import counted, dollars, duration, moment
 from cloudddp.job.job_request import NewJob
-from cloudddp.job.launch_record import s3_place_of
+from cloudddp.job.launch_record import s3_destination_of
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.unsaved_work import unsaved_work
 
@@ -70,7 +70,7 @@ def _left(ends: datetime | None) -> float:
 
 def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
-    place = s3_place_of(settings, job.id)
+    place = s3_destination_of(settings, job.id)
     kept = "results that are not pulled are lost with the nodes"
     if place is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
@@ -101,7 +101,7 @@ def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob)
 
 def report_copies(reporter: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
-    place = s3_place_of(settings, job_id)
+    place = s3_destination_of(settings, job_id)
     if place is not None:
         reporter.suggest(
             f"the nodes copy outputs and logs to {place.url}; `cloudddp jobs` shows how far they are"
@@ -123,7 +123,7 @@ def report_if_passed(
     ends = deadline(cluster)
     if not ended or ends is None or ends > datetime.now(UTC):
         return
-    place = s3_place_of(settings, job_id)
+    place = s3_destination_of(settings, job_id)
     copied = ""
     if place is not None:
         copied = f", but for what the nodes have copied to {place.url}: `cloudddp pull --job {q(job_id)}`"

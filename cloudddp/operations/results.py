@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from cloudddp import signals
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import Checkpoints, listed, refusal
 from cloudddp.agent.protocol.file_steps import PackRequest
-from cloudddp.agent.protocol.results import EVIDENCE, NewFilesReply
+from cloudddp.agent.protocol.results import EVIDENCE, NewFiles, NewFilesReply, PulledRequest
 from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
@@ -42,7 +43,6 @@ from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import node_list, one_line, size_of, some
 
-PULL = Message("`cloudddp pull`")
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
 
@@ -71,19 +71,8 @@ class Left:
     """What the nodes still hold, one line per node, and the command that pulls it."""
 
     lines: tuple[str, ...] = ()
-    pull: str = PULL
+    pull: str = Message("`cloudddp pull`")
     incomplete: tuple[str, ...] = ()  # checkpoints that were pulled, and why
-
-
-def ended_nodes(
-    session: Session[Reporter], cluster: Cluster, finished: JobResult | None
-) -> dict[int, EndedNode]:
-    """Return what AWS reports about those nodes of a job that were doubtful at its end, and have ended;
-    nothing if AWS cannot be asked."""
-    if finished is not None and finished.doubtful:
-        with contextlib.suppress(CloudDDPError):  # also where the credentials can no longer be loaded
-            return lookup.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
-    return {}
 
 
 def ended_reports(session: Session[Reporter], cluster: Cluster) -> dict[int, str]:
@@ -93,65 +82,63 @@ def ended_reports(session: Session[Reporter], cluster: Cluster) -> dict[int, str
 
 
 def collect(
-    session: Session[Reporter], runner: Runner, cluster: Cluster, job_id: str, ended: Mapping[int, EndedNode]
+    session: Session[Reporter], runner: Runner, cluster: Cluster, job_id: str, finished: JobResult | None
 ) -> Left:
-    """Pull a job's outputs from every node, and return what is left there, with the reasons.
+    """Pull a job's outputs and logs from every node, and return what is left there, with the reasons.
 
-    The files of nodes that have `ended` are lost, unless they still answer. Those that are gone are not
-    asked: a connection to a machine that has failed waits for an answer until its timeout. Nodes of the
-    cluster that the runner does not reach are reported as left.
+    The files of nodes that were doubtful when it `finished`, and have ended, are lost, unless they still
+    answer. Those that are gone are not asked: a connection to a machine that has failed waits for an answer
+    until its timeout. Nodes of the cluster that the runner does not reach are reported as left.
     """
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     first = not to.exists()
-    lines: list[str] = []
+    ended: dict[int, EndedNode] = {}
+    if finished is not None and finished.doubtful:
+        with (
+            signals.protected(lambda: console.log("checking the nodes for results first")),
+            contextlib.suppress(CloudDDPError),  # also where the credentials can no longer be loaded
+        ):
+            ended = lookup.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
     try:
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
-        silent = {node: "" for node in cluster.nodes if node not in runner.nodes}
-        found = new_files.find_all(runner, job, job_id=job_id, retry=True)
-        silent |= {node: f": {error}" for node, error in found.errors.items()}
-        for node, why in sorted(silent.items()):
-            if node in ended:
-                console.warn(f"node {node} has ended, and its files are lost")
-            else:
-                lines.append(f"node {node} did not answer, so its files are unknown{why}")
-        report_lost(console, found.values)
-        folders = folders_of(found.values, to)
-        results = JobResults(session, runner, cluster, job_id, to, folders, found.values)
-        results.pull({node: _own_names(job, found.values[node]) for node in folders})
-        for node in folders:
-            if pulled := results.outcome.values.get(node):
-                for line in pulled.notes:
-                    console.warn(f"node {node}: {line}")
-                what = f"{counted(pulled.files, 'file')}, {size_of(pulled.size)}"
-                console.log(f"node {node}: pulled {what}, to {from_here(folders[node])}")
-            else:
-                why = str(results.outcome.errors.get(node, "its pull was stopped"))
-                lines.append(f"node {node}: results were not pulled: {one_line(why, 500)}")
-        after = new_files.find_all(runner, job, job_id=job_id, retry=True) if folders else found
-        incomplete = results.merge(after.values)
-        for line in incomplete:
-            console.warn(line)
-        unknown = sorted(after.errors.keys() & found.values.keys())
-        lines += [f"node {node} did not answer, so its files are unknown" for node in unknown]
+        found = new_files.find_all(runner, job, job_id).values
+        report_lost(console, found)
+        folders = folders_of(found, to)
+        wanted = {node: _own_names(job, found[node]) for node in folders}
+        results = JobResults(session, runner, cluster, job_id, to, folders, found, wanted)
+        results.pull(console.log)
+        after = new_files.find_all(runner, job, job_id)
     except KeyboardInterrupt:
-        return Left((*lines, "interrupted while results were pulled: some of them are missing"))
-    collect_logs(console, runner, job_id, to)
-    results.split_by_job()
-    if first and not silent and not folders:
+        return Left(("interrupted while results were pulled: some of them are missing",))
+    incomplete = results.complete(after.values)
+    lines = [
+        f"node {node}: results were not pulled: {one_line(str(error), 500)}"
+        for node, error in sorted(results.outcome.errors.items())
+    ]
+    for node in sorted(cluster.nodes.keys() - after.values.keys()):
+        if node in ended:
+            console.warn(f"node {node} has ended, and its files are lost")
+        else:
+            why = f": {after.errors[node]}" if node in after.errors else ""
+            lines.append(f"node {node} did not answer, so its files are unknown{why}")
+    for line in incomplete:
+        console.warn(line)
+    if first and not (folders or lines or ended):
         where = (
             f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
         )
         console.log(f"no results: the job wrote {where}")
     held = new_files.by_node(after.values)
-    return Left((*lines, *(line_of(*one) for one in held.items())), pull_command(held), incomplete)
+    command = pull_command(held, [new for one in held.values() for new in one.others])
+    return Left((*lines, *(line_of(*one) for one in held.items())), command, incomplete)
 
 
 @dataclass
 class JobResults:
     """The results of a job on these nodes, each of which has a folder, `to` or one below it. `replies`: what
-    was not pulled before. `splits`: files of another job go to the folder of that one. `outcome`: of the
-    pull."""
+    was not pulled before. `wanted`: what is copied of each node, with `everything` not only what jobs wrote.
+    `splits`: files of another job go to the folder of that one. `outcome`: of the pull."""
 
     session: Session[Reporter]
     runner: Runner
@@ -160,48 +147,55 @@ class JobResults:
     to: Path
     folders: Mapping[int, Path]
     replies: Mapping[int, NewFilesReply]
+    wanted: Mapping[int, Sequence[str]]
+    everything: bool = False
     splits: bool = True
     outcome: Outcome[Pulled] = field(default_factory=Outcome)
 
     def __post_init__(self) -> None:
         self.known = checkpoints.on(self.folders, self.replies)
-        self._after = self.known
         records = ClusterFolder(self.cluster.id), self.session.root
         self._jobs = launch_record.jobs_of(*records) if self.splits else []
 
-    def pull(self, wanted: Mapping[int, Sequence[str]], *, everything: bool = False) -> None:
-        """Pull what is `wanted` of each node, and tell the nodes. `everything`: not only what jobs wrote."""
-        runner, settings = self.runner, self.session.settings
+    def pull(self, show: Callable[[str], object]) -> None:
+        """Pull what is wanted, tell the nodes, and `show` what has come."""
+        runner, names = self.runner, self.wanted
+        job, selection = self.session.settings.job, None
+        if not (self.everything or job.outputs):
+            selection = new_files.request(runner, job, self.job)
 
         def pull_one(node: int, progress: Progress) -> Pulled:
             request = PackRequest(
                 PROJECT,
-                tuple(wanted[node]),
-                all=everything,
-                selection=None if everything else new_files.selection_of(runner, settings.job, self.job),
+                tuple(names[node]),
+                all=self.everything,
+                selection=selection,
                 results_of=self.job if self.splits else "",
             )
+            to, places = self.folders[node], {job: self._folder_of(job, node) for job in self._jobs}
             pulled = pull(
-                runner,
-                request,
-                node=node,
-                to=self.folders[node],
-                places={job: self._folder_of(job, node) for job in self._jobs},
-                known=self.known,
-                progress=progress,
+                runner, request, node=node, to=to, progress=progress, places=places, known=self.known
             )
-            if (pulled.found or pulled.left) and node in self.replies:
-                new_files.mark_pulled(runner, node, wanted[node], self.replies[node].time_ns, pulled)
+            if pulled.left is not None and not pulled.is_empty and node in self.replies:
+                time_ns = self.replies[node].time_ns
+                client.call(runner, node, PulledRequest(PROJECT, request.paths, time_ns, pulled.left))
             return pulled
 
         self.outcome = pull_from(self.session.console, runner, self.folders, pull_one)
+        for node, pulled in sorted(self.outcome.values.items()):
+            report_pulled(self.session.console, show, node, pulled, self.folders[node])
 
-    def merge(self, after: Mapping[int, NewFilesReply]) -> tuple[str, ...]:
-        """Merge checkpoints as `merge_checkpoints`. `after`: what the nodes have after the pull."""
-        self._after, console = checkpoints.on(self.folders, after), self.session.console
-        return merge_checkpoints(console, self.to, self.folders, self.known, self._after, self.outcome.values)
+    def complete(self, after: Mapping[int, NewFilesReply]) -> tuple[str, ...]:
+        """Merge checkpoints as `merge_checkpoints`, and unless the user has named files pull the logs, also
+        those of the other jobs whose files came with these. `after`: what the nodes have after the pull."""
+        console, now = self.session.console, checkpoints.on(self.folders, after)
+        incomplete = merge_checkpoints(console, self.to, self.folders, self.known, now, self.outcome.values)
+        if not self.everything:
+            collect_logs(console, self.runner, self.job, self.to)
+            self._complete_others(now)
+        return incomplete
 
-    def split_by_job(self) -> None:
+    def _complete_others(self, now: Checkpoints) -> None:
         """Complete the folders of the other jobs whose files came with these, and make those of earlier jobs
         that have left nothing on the nodes, with their logs. Never fails."""
         console, runner = self.session.console, self.runner
@@ -219,7 +213,7 @@ class JobResults:
                 console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
                 folders = {node: self._folder_of(job, node) for node in self.outcome.values}
                 own = {node: replace(one, incomplete=()) for node, one in self.outcome.values.items()}
-                merge_checkpoints(console, base, folders, self.known.written_by(job), self._after, own)
+                merge_checkpoints(console, base, folders, self.known.written_by(job), now, own)
             elif job not in chosen:
                 continue
             with contextlib.suppress(OSError):
@@ -230,25 +224,30 @@ class JobResults:
         return self.to.parent / job / self.folders[node].relative_to(self.to)
 
 
+def report_pulled(
+    console: Reporter, show: Callable[[str], object], node: int, pulled: Pulled, target: Path
+) -> None:
+    """Warn of what was left out, and `show` what has come."""
+    for line in pulled.notes:
+        console.warn(f"node {node}: {line}")
+    if pulled.found:
+        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
+        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
+        show(f"{what} -> {from_here(target)}{same}")
+
+
 def pull_from(
     console: Reporter, runner: Runner, nodes: Iterable[int], work: Callable[[int, Progress], Pulled]
 ) -> Outcome[Pulled]:
     """Pull from these nodes at the same time; every node has its result or its error. Where a connection
     breaks, connect once more and continue."""
-    chosen = set(nodes)
 
     def one(node: int) -> Pulled:
         with shown.of(node) as progress:
             return client.repeated(runner, lambda node: work(node, progress))(node)
 
     with ByteProgress(console) as shown:
-        if len(chosen) == 1:  # in this thread, so that Ctrl-C ends it where it is
-            (node,) = chosen
-            try:
-                return Outcome({node: one(node)})
-            except (CloudDDPError, OSError) as error:
-                return Outcome(errors={node: error})
-        return runner.each(one, nodes=chosen, fatal=lambda _: False)
+        return runner.each(one, nodes=nodes, fatal=lambda _: False)
 
 
 def merge_checkpoints(
@@ -352,12 +351,7 @@ def _own_names(job: JobSpec, reply: NewFilesReply) -> Sequence[str]:
     """Return the outputs that a node has. They are named as in our own settings: a node chooses the names in
     its answer."""
     there = names_of(reply.outputs)
-    return [name for name in job.outputs if os.path.normpath(name) in there] or names_to_pull(job)
-
-
-def names_to_pull(job: JobSpec) -> Sequence[str]:
-    """Return what is pulled where nothing is named."""
-    return job.outputs or (PROJECT_ROOT,)
+    return [name for name in job.outputs if os.path.normpath(name) in there] or job.outputs or (PROJECT_ROOT,)
 
 
 def only_elsewhere(runner: Runner, name: str) -> str:
@@ -380,7 +374,7 @@ def report_new(console: Reporter, runner: Runner, settings: Config, finished: Jo
     """Report at the end of a launch which results `pull` copies and which new files it does not, and which
     were lost with nodes. Never fails."""
     runner.leave_out([node for node in finished.lost if node in runner.nodes])
-    found = new_files.find_all(runner, settings.job, job_id=finished.job).values
+    found = new_files.find_all(runner, settings.job, finished.job).values
     report_lost(console, found)
     if not finished.lost:
         report_held(console, found, settings)
@@ -402,24 +396,21 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
     held = new_files.by_node(replies)
     if found := {node: one for node, one in held.items() if one.outputs}:
         listed = ", ".join(f"node {node}: {new_files.describe(one.outputs)}" for node, one in found.items())
-        elsewhere = any(not one.rank_zero for one in found.values())
-        pull = "`cloudddp pull --all-nodes`" if elsewhere else "`cloudddp pull`"
-        console.suggest(f"results: {inert(listed)}; next: {pull}")
+        console.suggest(f"results: {inert(listed)}; next: {pull_command(found)}")
     for node, one in held.items():
         if one.left:
             console.warn(f"left out by a pull: {line_of(node, one)}")
-    if not (others := {node: one for node, one in held.items() if one.others}):
-        return
-    listed = "; ".join(f"node {node}: {new_files.describe(one.others)}" for node, one in others.items())
-    copies, outputs = pull_command(others), settings.job.outputs
-    if not outputs:
-        most = f"job.pull_mb = {settings.job.pull_mb:g} MiB of a node"
-        console.warn(f"`pull` copies at most {most}, and leaves out {listed}")
-        console.suggest(f"  {copies} copies these; what nobody needs belongs in [job] scratch")
-        return
-    console.warn(f"`pull` does not copy files outside job.outputs = {toml(outputs)}: {listed}")
-    names = inert(toml([*outputs, *names_of(new for one in others.values() for new in one.others)]))
-    console.suggest(f"  {copies} copies them; or set outputs = {names} in [job] of cloudddp.toml")
+    if others := {node: one for node, one in held.items() if one.others}:
+        listed = "; ".join(f"node {node}: {new_files.describe(one.others)}" for node, one in others.items())
+        new = [new for one in others.values() for new in one.others]
+        what = f"more than job.pull_mb = {settings.job.pull_mb:g} MiB of a node"
+        instead = "what nobody needs belongs in [job] scratch"
+        if outputs := settings.job.outputs:
+            what = f"files outside job.outputs = {toml(outputs)}"
+            names = inert(toml([*outputs, *names_of(new)]))
+            instead = f"or set outputs = {names} in [job] of cloudddp.toml"
+        console.warn(f"`pull` does not copy {what}: {listed}")
+        console.suggest(f"  {pull_command(others, new)} copies them; {instead}")
 
 
 def line_of(node: int, held: NewFilesReply) -> str:
@@ -430,16 +421,14 @@ def line_of(node: int, held: NewFilesReply) -> str:
     return f"node {node}: {what}{why}{rest}"
 
 
-def pull_command(held: Mapping[int, NewFilesReply], *, with_outputs: bool = False) -> str:
-    """Return the command that pulls these files: from the node of rank 0, which is the default, or from all
-    nodes.
+def pull_command(held: Mapping[int, NewFilesReply], found: Iterable[NewFiles] = ()) -> str:
+    """Return the command that pulls these files, or the outputs: from the node of rank 0, which is the
+    default, or from all that hold some.
 
-    `with_outputs`: with those inside the outputs, which a pull without names would copy. The names are chosen
-    by the node, and the user will type them: `--` keeps them from being options, and a name that a terminal
-    would not show unchanged is left out.
+    The names are chosen by the node, and the user will type them: `--` keeps them from being options, and a
+    name that a terminal would not show unchanged is left out.
     """
-    found = [[*one.outputs, *one.others] if with_outputs else one.others for one in held.values()]
-    names = dict.fromkeys(name for one in found for name in names_of(one) if _can_be_typed(name))
+    names = [name for name in names_of(found) if _can_be_typed(name)]
     end = ["--"] if any(name.startswith("-") for name in names) else []
     words = [*(["--all-nodes"] if any(not one.rank_zero for one in held.values()) else []), *end, *names]
     return f"`{q('cloudddp', 'pull', *words)}`"

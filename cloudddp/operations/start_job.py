@@ -41,7 +41,7 @@ from cloudddp.job.sync import Origin
 from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
-from cloudddp.operations.results import collect, ended_nodes, ended_reports
+from cloudddp.operations.results import collect, ended_reports
 from cloudddp.operations.session import Session
 from cloudddp.text import node_list, one_line, without_colours
 
@@ -241,9 +241,7 @@ class Display:
         if finished.leaving is None:
             return
         console = self.session.console
-        with signals.protected(lambda: console.log("checking the nodes for results first")):
-            ended = ended_nodes(self.session, cluster, finished)
-        left = collect(self.session, runner, cluster, finished.job, ended)
+        left = collect(self.session, runner, cluster, finished.job, finished)
         for line in left.lines:
             console.warn(f"not pulled: {line}")
         if left.lines:

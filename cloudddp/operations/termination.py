@@ -15,7 +15,7 @@ from cloudddp.cluster.region_search import Search
 from cloudddp.errors import CloudDDPError, Message, q
 from cloudddp.formats import duration, region_list
 from cloudddp.job import launch_record
-from cloudddp.job.launch_record import LaunchRecord, s3_place_of
+from cloudddp.job.launch_record import LaunchRecord, s3_destination_of
 from cloudddp.local_state import ClusterFolder
 
 
@@ -30,7 +30,7 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
     if "reached its deadline" not in error.message:
         parts.append(_explanation(name, asked.endpoint, error.last, [asked.region, *others.regions]))
     record = copied_job(name, asked.endpoint)
-    if record is not None and (place := s3_place_of(record.config, record.job)) is not None:
+    if record is not None and (place := s3_destination_of(record.config, record.job)) is not None:
         hint = Message(
             f"job {record.job} was told to copy its results to {place.url}: `cloudddp pull --job "
             f"{q(record.job)}` reads them"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 
+from cloudddp.agent import client
 from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import connect, lookup
@@ -17,7 +18,6 @@ from cloudddp.errors import Message
 from cloudddp.job.results import new_files
 from cloudddp.operations.results import line_of, pull_command
 from cloudddp.ssh.fleet import Fleet
-from cloudddp.ssh.target import Target
 from cloudddp.text import node_list
 
 
@@ -30,30 +30,29 @@ def unsaved_work(found: Cluster, settings: Config, *, jobs: bool = True, aws: AW
         return [f"cannot check for running jobs and results not pulled yet: {error}"]
     limit = timing.current().at_stake
     replies: dict[int, NewFilesReply] = {}
-    asking = threading.Thread(target=_ask, args=(targets, settings, replies, limit), daemon=True)
+
+    def ask() -> None:
+        with Fleet(targets) as fleet:
+            request = new_files.request(fleet, settings.job, "")
+
+            def one(node: int) -> None:
+                fleet.connect_node(node, connect_timeout=limit)
+                replies[node] = client.call(fleet, node, request, timeout=limit)
+
+            fleet.each(one, fatal=lambda _: False)
+
+    asking = threading.Thread(target=ask, daemon=True)
     asking.start()
     asking.join(limit)
-    unknown = [f"{error}: jobs and results there are unknown" for error in lost.values()]
     known = dict(replies)
-    silent = [node for node in sorted(targets) if node not in known]
+    silent = targets.keys() - known.keys()
     problems = lookup.status_problems(aws, found, silent) if aws is not None else {}
-    names = [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
-    if others := [node for node in silent if node not in problems]:
-        names.append(f"{node_list(others)} did not answer")
-    unknown += [f"{name}: jobs and results there are unknown" for name in names]
-    return [*_messages(known, jobs=jobs), *unknown]
-
-
-def _ask(
-    targets: dict[int, Target], settings: Config, replies: dict[int, NewFilesReply], limit: float
-) -> None:
-    with Fleet(targets) as fleet:
-
-        def one(node: int) -> None:
-            fleet.connect_node(node, connect_timeout=limit)
-            replies[node] = new_files.find(fleet, node, settings.job, timeout=limit)
-
-        fleet.each(one, fatal=lambda _: False)
+    unknown = [str(error) for error in lost.values()]
+    unknown += [f"node {node} did not answer ({text})" for node, text in sorted(problems.items())]
+    if others := silent - problems.keys():
+        unknown.append(f"{node_list(others)} did not answer")
+    lines = [f"{what}: jobs and results there are unknown" for what in unknown]
+    return [*_messages(known, jobs=jobs), *lines]
 
 
 def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[str]:
@@ -67,6 +66,6 @@ def _messages(replies: dict[int, NewFilesReply], *, jobs: bool) -> list[str]:
         of = ", ".join(one.job for one in reply.jobs)
         messages.append(f"not pulled from {line_of(node, reply)}" + (f" of job {of}" if of else ""))
     if kept:
-        command = pull_command(kept, with_outputs=True)
+        command = pull_command(kept, [new for one in kept.values() for new in (*one.outputs, *one.others)])
         messages.append(Message(f"the files are deleted with the nodes; to keep them, first: {command}"))
     return messages

@@ -27,7 +27,7 @@ def imported(*lines: tuple[str, ...]) -> set[str]:
         [sys.executable, "-c", program],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         env=clean_environment(),
         check=True,
     )

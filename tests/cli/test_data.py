@@ -1,10 +1,11 @@
-"""[[data]] from this computer: what ranks find, and what of it is a result."""
+"""[[data]] from this computer, and [[shared]]: what ranks find, and what of it is a result."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.jobs import direct
 
 READS = """
@@ -48,3 +49,68 @@ def test_what_a_job_writes_in_a_folder_of_data_is_a_result(cli: Any) -> None:
     cli.ok("pull")
     found = {path.name: path.read_text() for path in (cli.cwd / "results").glob("*/data/*")}
     assert found == {"m.pt": "trained", "new.pt": "new"}
+
+
+MEETS = """
+import os, time
+rank = int(os.environ["RANK"])
+open(f"shared/rank-{rank}", "w").write("x")
+while len([name for name in os.listdir("shared") if name.startswith("rank-")]) < 2:
+    time.sleep(0.05)
+print("all here", open("shared/setup").read())
+"""
+
+
+@pytest.mark.parametrize("boot", [{}, {"no_nfs": 1}], ids=["", "without NFS"])
+def test_ranks_share_a_folder_whose_results_are_pulled_once(
+    cli: Any, conditions: Any, boot: dict[str, int]
+) -> None:
+    """Also of an image that lacks the packages."""
+    conditions(boot=boot)
+    direct(cli, nodes=2)
+    cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\n[setup]\nrun = ["echo done > shared/setup"]\n')
+    cli.write("train.py", MEETS)
+    done = cli.exits(0, "launch", "train.py")
+    assert done.stdout.count("all here done") == 2
+    assert "mounting shared on all nodes" in done.stderr
+    assert "a link stands in for the network file system" in done.stderr
+    assert "results: node 0: shared/ (2 files" in done.stderr
+    assert "node 1:" not in done.stderr.partition("results:")[2]
+    cli.ok("pull", "--all-nodes")
+    pulled = sorted(
+        path.relative_to(cli.cwd / "results").as_posix() for path in (cli.cwd / "results").rglob("rank-*")
+    )
+    assert [name.split("/", 1)[1] for name in pulled] == ["node0/shared/rank-0", "node0/shared/rank-1"]
+    cli.write("other.py", "")
+    cli.ok("sync")
+    assert cli.ok("exec", "echo $(ls shared)").count("rank-0 rank-1 setup") == 2
+
+
+def test_unknown_file_system_is_refused_before_a_node_is_asked(cli: Any) -> None:
+    direct(cli)
+    cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\nsource = "fs-0123456789abcdef0"\n')
+    cli.write("train.py", "")
+    assert "no file system fs-0123456789abcdef0 of EFS or FSx" in cli.fails(2, "launch", "train.py")
+
+
+WRITES = """
+import os, time
+path = os.path.abspath("out/run/best.ckpt")
+if os.environ["RANK"] == "1":
+    os.makedirs("out/run", exist_ok=True)
+    open(path, "w").close()
+for _ in range(100):
+    time.sleep(0.05 * (not os.path.exists(path)))
+if not os.path.exists(path): raise FileNotFoundError(f"Checkpoint file not found: {path}")
+"""
+
+
+def test_file_that_only_another_node_has_is_named_and_can_be_shared(cli: Any) -> None:
+    direct(cli, nodes=2)
+    cli.write("train.py", WRITES)
+    done = cli.exits(1, "launch", "train.py")
+    assert "only node 1 has out/run/best.ckpt; nodes share no disk: add" in done.stderr
+    assert 'the lines [[shared]] and path = "out", ' in done.stderr
+    cli.ok("exec", "rm -rf out")
+    cli.write("cloudddp.toml", '[[shared]]\npath = "out"\n')
+    assert "results: node 0: out/ (" in cli.messages("launch", "train.py")

@@ -60,7 +60,7 @@ def test_input_is_streamed_to_nodes_of_different_speed(cli: Any, tmp_path: Path)
 def test_command_that_ends_does_not_wait_for_its_input(cli: Any) -> None:
     cli.nodes(1)
     process, pipe = with_input(cli, "exec", "--", "echo done")
-    out, _ = process.communicate(timeout=30)
+    out, _ = process.communicate(timeout=300)
     os.close(pipe)
     assert (process.returncode, out) == (0, "done\n")
 

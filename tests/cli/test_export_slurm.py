@@ -302,7 +302,7 @@ def run_script(line: CommandLine, script: str, **env: str) -> subprocess.Complet
     slurm_job = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_ID": "12", "SLURM_JOB_NODELIST": "here"}
     own = {**line.env, **slurm_job, "PATH": path_of_job, **env}
     return subprocess.run(
-        ["bash", str(path)], env=own, cwd=line.cwd, capture_output=True, text=True, timeout=120, check=False
+        ["bash", str(path)], env=own, cwd=line.cwd, capture_output=True, text=True, timeout=300, check=False
     )
 
 

@@ -231,7 +231,7 @@ def presented(address: str, port: int) -> str:
     """The host key that a server presents, according to plain paramiko."""
     transport = paramiko.Transport((address, port))
     try:
-        transport.start_client(timeout=30)
+        transport.start_client(timeout=300)
         key = transport.get_remote_server_key()
         return f"{key.get_name()} {key.get_base64()}"
     finally:

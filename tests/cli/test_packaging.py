@@ -85,7 +85,7 @@ def command_in(folder: Path, bin_folder: Path) -> Cloudddp:
             env=env,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == code, done.stderr
@@ -139,7 +139,7 @@ def test_wheel_works_with_other_versions_of_python(wheel: Path, tmp_path: Path, 
 def test_installed_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     """Core first (its size is limited), then with the simulator: init and up from a clean environment."""
     venv = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=120)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True, timeout=300)
     python = str(venv / "bin" / "python")
     pip = [sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install"]
     pip += ["--no-compile", "-q", "-c", str(ROOT / "constraints.txt")]

@@ -125,7 +125,7 @@ def test_killed_wait_leaves_nothing(cli: Any, conditions: Any, faults: Any, rema
     process = cli.start("up", "-n", "1", "--wait-capacity", "1h")
     wait_for(lambda: faults.count("DeleteKeyPair") and remains().nothing, "the first attempt is removed")
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     assert remains().nothing
 
 
@@ -136,7 +136,7 @@ def test_wait_shows_its_end_and_leaves_nothing_if_interrupted(
     process = cli.start("up", "-n", "1", "--zones", "us-east-1a", "--wait-capacity", "14d")
     shown = lines_until(process.stderr, "next attempt")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     end = datetime.now(UTC) + timedelta(days=14)
     assert re.search(rf"until ({end:%Y-%m-%d}|{end - timedelta(minutes=5):%Y-%m-%d}) \d\d:\d\d UTC", shown)
     assert "interrupted while waiting for capacity; nothing is running" in err
@@ -277,7 +277,7 @@ def test_address_of_the_computer_is_looked_up_again_while_waiting(
 
         wait_for(admitted, "the security group admits the new address")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=300)
     finally:
         server.shutdown()
         server.server_close()

@@ -314,7 +314,7 @@ def test_tests_of_another_project_get_a_simulator(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
     env = clean_environment(PYTHONPATH=str(ROOT))
     done = subprocess.run(
-        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     home = done.stdout.partition("home: ")[2].split()[0]

@@ -49,7 +49,7 @@ def openssh(*programs: str) -> None:
 
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, **more)
+    return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, **more)
 
 
 def hosts_file(cli: CommandLine) -> Path | None:
@@ -84,7 +84,7 @@ def web_server(folder: Path) -> Iterator[int]:
 
 
 def fetch(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=30) as answer:
+    with urllib.request.urlopen(url, timeout=300) as answer:
         return bytes(answer.read())
 
 
@@ -202,7 +202,7 @@ def test_lost_connection_ends_the_forwarding(cli: Any, ec2: Any) -> None:
     process = cli.start("forward", f"{free_port()}:1")
     assert process.stdout.readline()
     ec2.terminate_instances(InstanceIds=instances_of(ec2, cli.cluster))
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, "the SSH connection broke" in err, "forward" in err) == (1, True, True), err
 
 

@@ -226,7 +226,7 @@ def test_interrupted_up_leaves_no_private_key(
         "from cloudddp.__main__ import main\nmain()"
     )
     process = alone.start_code(code, "up", "-n", "1")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode in (130, -signal.SIGKILL), err
     keys = Path(alone.env["CLOUDDDP_HOME"]) / "clusters"
     assert signal_name == "SIGKILL" or not list(keys.glob("*/id_ed25519"))

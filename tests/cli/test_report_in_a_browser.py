@@ -54,7 +54,7 @@ def chromium(tmp_path: Path, file: Path, *options: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=300,
     )
     return done.stdout
 

@@ -149,13 +149,17 @@ def test_full_reservation_is_refused_before_anything_is_created(
 
 
 def test_up_after_down_waits_for_the_clean_up(
-    cli: Any, conditions: Conditions, reserve: Any, remains: Any
+    cli: Any, conditions: Conditions, faults: Any, reserve: Any, remains: Any
 ) -> None:
     words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", reserve(1))
     cli.ok(*words)
-    conditions(cleanup={"reservations": 4})
+    conditions(cleanup={"reservations": 1000})
     cli.ok("down", "-y")
-    assert "the capacity reservation is full; trying again" in cli.messages(*words, CLOUDDDP_TIME_SCALE="0.1")
+    before = faults.count("RunInstances")
+    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
+    wait_for(lambda: faults.count("RunInstances") >= before + 3, "the launch is tried again")
+    conditions(cleanup={"reservations": 0})
+    assert "the capacity reservation is full; trying again" in finished(process, 0)[1]
     assert len(remains().instances) == 1
 
 

@@ -1,24 +1,20 @@
-"""Results that were not pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name
-them."""
+"""Results that were not pulled: `run` keeps the nodes that have them, `launch`, `pull` and `down` name them;
+and `pull` of which a part fails."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
-from support.harness import finished, wait_for
+from support.harness import TIMEOUT, finished, wait_for
 from support.interrupts import interrupted_at, start_interrupted
-
-WRITE = (
-    "import os\n"
-    "def write(name, text='x'):\n"
-    "    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)\n"
-    "    with open(name, 'w') as file: file.write(text)\n"
-    "rank = os.environ['RANK']\n"
-)
-
+from support.jobs import WRITE
 
 # Of torch.distributed.checkpoint: once all ranks have written their shards, rank 0 names them.
 METADATA_LAST = """
@@ -37,7 +33,7 @@ def configure(cli: Any, script: str, outputs: str = "runs") -> None:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
     if outputs:
         cli.env["CLOUDDDP_OUTPUTS"] = outputs
-    cli.write("train.py", WRITE + script)
+    cli.write("train.py", WRITE + "rank = os.environ['RANK']\n" + script)
 
 
 def pulled_files(cli: Any) -> set[str]:
@@ -108,33 +104,28 @@ def test_half_of_a_checkpoint_keeps_no_node_and_is_not_sent_to_others(cli: Any, 
     assert "no other one can replace it; no results were sent" in " ".join(refused.split())
 
 
-def test_files_beyond_the_limit_keep_the_nodes_and_the_next_pull_copies_them(cli: Any, remains: Any) -> None:
+LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
+
+
+def test_files_beyond_the_limit_and_those_that_cannot_be_stored_are_not_pulled(
+    cli: Any, remains: Any
+) -> None:
     configure(
         cli,
-        "for k in range(3): write(f'out/{k}.pt', 'x' * 1_500_000); os.utime(f'out/{k}.pt', (k, "
-        "k))\nwrite('log')",
+        LINKED
+        + "for k in range(3): write(f'runs/{k}.pt', 'x' * 1_500_000); os.utime(f'runs/{k}.pt', (k, k))\n"
+        "write('runs/conf/cloudddp.toml')",
         outputs="",
     )
     cli.env["CLOUDDDP_PULL_MB"] = "3"
     err = cli.fails(3, "run", "-n", "1", "train.py")
-    assert pulled_files(cli) == {"out/1.pt", "out/2.pt", "log"}
-    assert "node 0: out/ (1.4 MiB); out/0.pt: beyond job.pull_mb = 3" in err
-    cli.ok("pull")
-    assert pulled_files(cli) == {f"out/{k}.pt" for k in range(3)} | {"log"}
-    assert "not pulled" not in cli("down", "-y").stderr
-
-
-LINKED = "import tempfile; far = tempfile.mkdtemp(); os.symlink(far, 'runs')\n"
-
-
-def test_what_cannot_be_stored_is_not_pulled(cli: Any, remains: Any) -> None:
-    configure(cli, LINKED + "write('runs/a'); write('runs/conf/cloudddp.toml')")
-    err = cli.fails(3, "run", "-n", "1", "train.py")
-    assert "node 0: runs (1 byte); runs/conf/cloudddp.toml: git or cloudddp would act on it" in err
+    assert pulled_files(cli) == {"runs/1.pt", "runs/2.pt"}
+    unsafe = "runs/conf/cloudddp.toml: git or cloudddp would act on it"
+    assert f"node 0: runs/ (2 files, 1.4 MiB); runs/0.pt: beyond job.pull_mb = 3; {unsafe}" in err
     assert len(remains().instances) == 1
     assert "node 0: not all results were copied: runs/conf/cloudddp.toml" in cli.fails(1, "pull")
-    down = cli("down", "-y")
-    assert "not pulled from node 0: runs (1 byte); runs/conf/cloudddp.toml: git or" in down.stderr
+    assert pulled_files(cli) == {f"runs/{k}.pt" for k in range(3)}
+    assert f"not pulled from node 0: runs/ (1 byte); {unsafe}" in cli("down", "-y").stderr
     assert remains().nothing
 
 
@@ -170,7 +161,7 @@ def test_ctrl_c_while_aws_is_queried_about_a_lost_node_keeps_the_files_of_the_ot
         "time.sleep(600)",
     )
     process = start_interrupted(
-        cli, "cluster.lookup:ended_nodes", "run", "-n", "2", "train.py", caller="ended_nodes"
+        cli, "cluster.lookup:ended_nodes", "run", "-n", "2", "train.py", caller="collect"
     )
     assert process.stdout is not None
     assert all("began" in process.stdout.readline() for _ in range(2))
@@ -268,3 +259,51 @@ def test_run_continues_from_the_newest_version_of_every_file(cli: Any, remains: 
     assert f"continued {first.name}, of which" in refused
     assert "creating" not in hint.stderr + refused
     assert remains().nothing
+
+
+def test_failure_of_one_node_does_not_lose_the_results_of_another(cli: Any) -> None:
+    configure(cli, "write('runs/' + rank, 'x' * 100)")
+    cli.nodes(2)
+    cli.ok("launch", "train.py")
+    others = "results: node 1: runs (100 bytes); next: `cloudddp pull --all-nodes`"
+    assert others in cli("pull").stderr
+    (cli.cwd / "out").mkdir()
+    (cli.cwd / "out" / "node0").write_text("in the way")
+    done = cli("pull", "--all-nodes", "--to", "out")
+    assert done.returncode != 0
+    assert "out/node0 is not a folder" in done.stderr
+    assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["node 1"]
+    assert (cli.cwd / "out" / "node1" / "runs" / "1").read_text() == "x" * 100
+
+
+def on_a_disk_of(cli: Any, size: str, *words: str) -> str:
+    """Run `cloudddp` where the folder `out` is a disk of that size. It fails, and keeps nothing there. Return
+    stderr."""
+    (cli.cwd / "out").mkdir(exist_ok=True)
+    program = shlex.join([str(Path(sys.executable).with_name("cloudddp")), *words])
+    mount = f"mount -t tmpfs -o mode=0700,size={size} tmpfs out"
+    script = f"{mount} || exit 99; {program}; code=$?; echo contents:; find out; exit $code"
+    done = subprocess.run(
+        ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", script],
+        cwd=cli.cwd,
+        env=cli.env,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.endswith("contents:\nout\n")
+    return done.stderr
+
+
+def test_full_disk_is_named_and_nothing_is_kept(cli: Any) -> None:
+    configure(
+        cli, "for k in range(10): write(f'runs/{k:02}', 'x' * 100_000)\nwrite('one/large', 'x' * (4 << 20))"
+    )
+    cli.nodes(1)
+    cli.ok("launch", "train.py")
+    small = on_a_disk_of(cli, "600k", "pull", "--to", "out", "runs")
+    assert "no space left on this computer's disk for the results; nothing was kept" in small
+    large = on_a_disk_of(cli, "1m", "pull", "--to", "out", "one")
+    assert "one/large is 4 MiB, and 1 MiB are free" in large

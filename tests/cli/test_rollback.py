@@ -90,7 +90,7 @@ def test_down_after_a_killed_up_terminates_nodes_that_are_not_listed_yet(
     process = cli.start("up", "-n", "2")
     until(lambda: "running" in states())
     process.kill()
-    process.communicate(timeout=60)
+    process.communicate(timeout=300)
     cli.ok("down", "-y")
     assert states() == ["terminated"] * 2
     assert listed_everything(ec2, cli.cluster) == []

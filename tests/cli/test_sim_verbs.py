@@ -198,7 +198,7 @@ def test_missing_requirement_is_fatal_only_for_a_forced_kind(
 
     def start(*options: str) -> subprocess.CompletedProcess[str]:
         argv = [*without, sys.executable, "-m", "cloudddp", "sim", "start", *options]
-        return subprocess.run(argv, cwd=own.cwd, env=own.env, capture_output=True, text=True, timeout=120)
+        return subprocess.run(argv, cwd=own.cwd, env=own.env, capture_output=True, text=True, timeout=300)
 
     forced = start("--nodes", "namespace")
     assert forced.returncode == 1

@@ -90,5 +90,5 @@ def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     line = next(one for one in err.splitlines() if f"node 1: AWS reports that {node} is stop" in one)
     assert "; `aws ec2 start-instances --region us-east-1 --instance-ids " in line
     assert line.endswith(" launches another")
-    assert "node 0: pulled 1 file" in err
+    assert "node 0: 1 file, " in err
     assert "node 1 did not answer, so its files are unknown" in err

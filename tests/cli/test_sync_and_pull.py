@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.interrupts import interrupted_at
 from support.jobs import direct
 
 
@@ -25,6 +26,14 @@ def test_sync_sends_changes_and_deletes(cli: Any) -> None:
         "./sub/two words.py": 2,
         "./three.py": 2,
     }
+
+
+def test_interrupted_sync_names_what_to_do(cli: Any) -> None:
+    """tests/node/test_sync_star.py has what the next one sends."""
+    direct(cli)
+    cli.write("a.py", "")
+    _, err = interrupted_at(cli, "cli.actions.sync:send_files", "sync", on_call=True)
+    assert "files that have arrived are kept; repeat the command to send the others" in err
 
 
 def steps_of_sync(cli: Any) -> list[str]:
@@ -103,7 +112,7 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     done = cli("sync", "--results")
     cli.ok("cancel")
     assert done.returncode == 1
-    assert "is running on node 0: no results were sent" in done.stderr
+    assert "runs on this node; wait for its end, or cancel it, and repeat" in done.stderr
 
 
 def test_later_jobs_replace_what_was_put_back(cli: Any) -> None:

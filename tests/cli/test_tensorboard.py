@@ -51,7 +51,7 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
         url = process.stdout.readline().strip()
         assert "starting TensorBoard on node 0 for runs" in process.stderr.readline()
         if "--open" in words:
-            with urllib.request.urlopen(f"{url}/data/environment", timeout=30) as answer:
+            with urllib.request.urlopen(f"{url}/data/environment", timeout=300) as answer:
                 assert json.load(answer)["data_location"].endswith("/project/runs")
             assert "no browser to open here: open the URL yourself" in process.stderr.readline()
         code, _, err = interrupt(process, number)

@@ -17,7 +17,7 @@ def spans(text: str) -> list[str]:
 def test_paramiko_is_imported_while_aws_answers(cli: Any) -> None:
     """Not while boto3 is imported: the two would compete, and the request would be sent later."""
     direct(cli)
-    _, errors = cli.start("exec", "--timings", "--", "true", cold=True).communicate(timeout=60)
+    _, errors = cli.start("exec", "--timings", "--", "true", cold=True).communicate(timeout=300)
     found = spans(errors)
     steps = ["imports: boto3", "AWS client: ec2", "imports: paramiko", "SSH connect"]
     assert [name for name in found if name in steps] == steps

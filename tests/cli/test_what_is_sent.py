@@ -5,15 +5,15 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.harness import TIMEOUT
 from support.jobs import direct
-from support.localsync import LocalCluster
+from support.localsync import LocalCluster, put
 from support.repositories import git
 
 from cloudddp.config import project
@@ -42,26 +42,24 @@ def test_home_is_no_project(cli: Any, faults: Any) -> None:
     assert cli("ls", HOME=str(cli.cwd)).returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["ancestor", "link", "no HOME", "tmp", "system"])
+@pytest.mark.parametrize(
+    ("kind", "home"),
+    [("ancestor", "here/people/ann"), ("link", "here"), ("no HOME", ""), ("tmp", ""), ("system", "here")],
+)
 def test_folders_that_hold_more_than_a_project_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, kind: str, home: str
 ) -> None:
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.setenv("HOME", str(here / "people" / "ann") if kind == "ancestor" else str(here))
-    if kind == "link":
-        (tmp_path / "link").symlink_to(here)
-        here = tmp_path / "link"
-    elif kind == "no HOME":
-        here = Path(pwd.getpwuid(os.getuid()).pw_dir)
-        monkeypatch.setenv("HOME", "")
-    elif kind == "tmp":
-        monkeypatch.setenv("HOME", "")
+    (tmp_path / "link").symlink_to(here)
+    monkeypatch.setenv("HOME", home and str(tmp_path / home))
+    if kind == "tmp":
         monkeypatch.setattr(tempfile, "tempdir", str(here))
-    elif kind == "system":
-        here = Path("/var")
+    folders = {
+        "link": tmp_path / "link",
+        "no HOME": Path(pwd.getpwuid(os.getuid()).pw_dir),
+        "system": Path("/var"),
+    }
     with pytest.raises(UsageError, match="not a project"):
-        project.require(here)
+        project.require(folders.get(kind, here))
 
 
 SECRETS = tuple(
@@ -76,9 +74,10 @@ SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "tra
 
 @pytest.mark.parametrize("kind", ["folder", "untracked", "tracked"])
 def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: Path, kind: str) -> None:
-    for name in (*SECRETS, *SENT):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("CERTIFICATE" if name == "ca.pem" else "-----BEGIN RSA PRIVATE KEY-----")
+    put(
+        tmp_path,
+        {**dict.fromkeys((*SECRETS, *SENT), "-----BEGIN RSA PRIVATE KEY-----"), "ca.pem": "CERTIFICATE"},
+    )
     if kind != "folder":
         git(tmp_path, "init", "-q")
     if kind == "tracked":
@@ -94,32 +93,27 @@ def test_files_that_hold_secrets_are_withheld_unless_git_tracks_them(tmp_path: P
 # -- git -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "text"),
-    [
-        ("config", "bad config"),
-        ("missing", "git was not found"),
-        ("owner", "git config --global --add safe.directory"),
-        ("dangling", "not a git repository: /nowhere"),
-        ("head", "not a git repository"),
-    ],
-)
+# What git says -> how that comes about, in a repository.
+UNREADABLE: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
+    "bad config": lambda root, _: (root / ".git/config").write_text("[broken"),
+    "git was not found": lambda root, patch: patch.setenv("PATH", str(root)),
+    # git's own switch
+    "--add safe.directory": lambda _, patch: patch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1"),
+    "not a git repository: /nowhere": lambda root, _: (
+        (root / ".git").rename(root / "moved"),
+        (root / ".git").write_text("gitdir: /nowhere/worktrees/x\n"),
+    ),
+    "not a git repository": lambda root, _: (root / ".git/HEAD").unlink(),
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE)
 def test_repository_that_git_cannot_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, text: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     git(tmp_path, "init", "-q")
     (tmp_path / "sub").mkdir()
-    if fault == "config":
-        (tmp_path / ".git" / "config").write_text("[broken")
-    elif fault == "missing":
-        monkeypatch.setenv("PATH", str(tmp_path))
-    elif fault == "owner":
-        monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # git's own switch
-    elif fault == "dangling":
-        shutil.rmtree(tmp_path / ".git")
-        (tmp_path / ".git").write_text("gitdir: /nowhere/worktrees/x\n")
-    else:
-        (tmp_path / ".git" / "HEAD").unlink()
+    UNREADABLE[text](tmp_path, monkeypatch)
     for folder in (tmp_path, tmp_path / "sub"):
         with pytest.raises(UsageError) as caught:
             project_files.of_config(folder, Config())
@@ -177,9 +171,7 @@ def warnings(root: Path, config: Config | None = None) -> str:
 
 
 def write(root: Path, *names: str) -> None:
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text("")
+    put(root, dict.fromkeys(names, ""))
 
 
 @pytest.mark.parametrize(

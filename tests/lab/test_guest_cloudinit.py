@@ -36,7 +36,7 @@ def test_cloud_init_accepts_our_user_data(tmp_path: Path) -> None:
     for text, accepted in ((our_user_data(), True), (invalid, False)):
         path.write_text(text)
         command = ["cloud-init", "schema", "--config-file", str(path)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert (done.returncode == 0) is accepted, done.stdout + done.stderr
 
 
@@ -71,7 +71,7 @@ def test_encodings_and_permissions_of_written_files() -> None:
 
 def test_commands_share_one_shell() -> None:
     script = cloud_init.shellify(["cd /usr; x='it'", ["printf", "%s", "a'b c", 3], 'echo "$x $PWD"', None])
-    done = subprocess.run(["sh"], input=script, capture_output=True, text=True, timeout=60, cwd="/")
+    done = subprocess.run(["sh"], input=script, capture_output=True, text=True, timeout=300, cwd="/")
     assert done.stdout == "a'b c3it /usr\n", script
     with pytest.raises(TypeError, match="a string or a list"):
         cloud_init.shellify([{"a": "b"}])
@@ -160,7 +160,7 @@ def test_cloud_init_writes_nothing_outside_a_node(tmp_path: Path) -> None:
         "try: cloud_init.early(config, [], chown_to_user=print)\n"
         "finally: cloud_init.late(config, 'touch')"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode not in (0, None)
     assert "refused" in done.stderr
     assert not written.exists()
@@ -170,4 +170,4 @@ def _run_isolated(argv: list[str], cwd: Path) -> subprocess.CompletedProcess[str
     isolated = (
         ["unshare", "--pid", "--fork", "--kill-child"] if os.getuid() == 0 and shutil.which("unshare") else []
     )
-    return subprocess.run([*isolated, *argv], capture_output=True, text=True, timeout=60, cwd=cwd)
+    return subprocess.run([*isolated, *argv], capture_output=True, text=True, timeout=300, cwd=cwd)

@@ -20,7 +20,7 @@ from cloudddp.simulator import control
 # Runs on the node: METHOD PATH HEADER=VALUE ... -> status, body, headers.
 SEND_REQUEST = """
 import http.client, json, sys
-line = http.client.HTTPConnection("169.254.169.254", timeout=30)
+line = http.client.HTTPConnection("169.254.169.254", timeout=300)
 line.request(sys.argv[1], sys.argv[2], headers=dict(h.split("=", 1) for h in sys.argv[3:]))
 answer = line.getresponse()
 print(json.dumps([answer.status, answer.read().decode(), {k.lower(): v for k, v in answer.getheaders()}]))
@@ -158,7 +158,7 @@ def test_every_listed_path_exists(metadata: MetadataClient, client: paramiko.SSH
 import sys, urllib.request
 def get(path):
     request = urllib.request.Request("http://169.254.169.254/latest/" + path, headers={"X-aws-ec2-metadata-token": sys.argv[1]})
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=300) as answer:
         return answer.read().decode()
 def visit(path):
     for line in get(path).splitlines():

@@ -84,7 +84,7 @@ class Owner:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
             umask=self.umask,
             **_as(self.uid),

@@ -150,7 +150,7 @@ def test_invalid_condition_changes_nothing(sim: control.Simulator, remote: Accou
     assert status == 400
     assert "'RunInstance'" in answer["error"]
     assert "RunInstances" in answer["known"]
-    with urllib.request.urlopen(f"{sim.endpoint}/_cloudddp/conditions", timeout=30) as shown:
+    with urllib.request.urlopen(f"{sim.endpoint}/_cloudddp/conditions", timeout=300) as shown:
         assert json.load(shown) == before
 
 

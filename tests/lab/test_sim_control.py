@@ -60,14 +60,14 @@ def as_nobody(code: str, *arguments: object, check: bool = True) -> subprocess.C
         cwd="/",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=check,
     )
 
 
 def test_control_imports_no_heavy_package() -> None:
     code = "import sys, cloudddp.simulator.control; print(*sys.modules)"
-    output, errors = started(code).communicate(timeout=60)
+    output, errors = started(code).communicate(timeout=300)
     assert "cloudddp.simulator.control" in output.split(), errors
     assert not {"moto", "asyncssh", "boto3", "botocore", "werkzeug"} & set(output.split())
 
@@ -80,7 +80,7 @@ def test_concurrent_starts_give_one_server_which_outlives_them(home: Path) -> No
         "print(control.start(Path(sys.argv[1]), nodes='process').pid)"
     )
     starters = [started(code, str(home), start_new_session=True) for _ in range(3)]
-    pids = {starter.communicate(timeout=100)[0].strip() for starter in starters}
+    pids = {starter.communicate(timeout=300)[0].strip() for starter in starters}
     simulator = control.find(home)
     assert simulator is not None
     assert pids == {str(simulator.pid)}
@@ -194,7 +194,7 @@ def test_missing_extra_is_reported(tmp_path: Path) -> None:
     )
     # -S: no site-packages, so neither moto nor asyncssh can be found.
     done = subprocess.run(
-        [sys.executable, "-S", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=60
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, env={}, capture_output=True, text=True, timeout=300
     )
     assert "the simulator needs moto and asyncssh" in done.stdout, done.stderr
     assert "pip install 'cloudddp[sim]'" in done.stdout
@@ -203,7 +203,7 @@ def test_missing_extra_is_reported(tmp_path: Path) -> None:
 def test_environment_is_enough_for_a_client(sim: control.Simulator) -> None:
     environment = {name: value for name, value in os.environ.items() if name not in control.HIDDEN}
     url = control.environment(sim)["CLOUDDDP_CHECKIP_URL"]
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=300) as answer:
         assert answer.read() == b"127.0.0.1\n"
     code = (
         "import boto3; print(boto3.client('ec2').describe_vpcs()['Vpcs'][0]['CidrBlock'])\n"
@@ -215,7 +215,7 @@ def test_environment_is_enough_for_a_client(sim: control.Simulator) -> None:
         env={**environment, **control.environment(sim)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.stdout.split() == [sim.network, "ProfileNotFound"], done.stderr
 
@@ -287,7 +287,7 @@ def test_web_page_cannot_use_the_api(sim: control.Simulator) -> None:
     for (path, body), sent in itertools.product(calls, headers):
         request = urllib.request.Request(sim.endpoint + path, data=body, headers=sent)
         with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(request, timeout=30)
+            urllib.request.urlopen(request, timeout=300)
         assert refused.value.code == 403
 
 

@@ -233,7 +233,7 @@ def test_node_without_a_host_key_in_its_user_data_generates_one(laptop: Laptop) 
     for data in ("", "#!/bin/sh\nexit 1\n", "#cloud-config\n{broken: ["):
         (instance,) = laptop.launch(UserData=data)
         transport = paramiko.Transport((instance["PublicIpAddress"], laptop.sim.ssh_port))
-        transport.start_client(timeout=30)
+        transport.start_client(timeout=300)
         assert transport.get_remote_server_key().get_base64() != laptop.host_key.public.split()[1]
         transport.close()
 

@@ -20,7 +20,7 @@ from cloudddp.simulator import control
 def session(sim: control.Simulator, target: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
     environment = {**os.environ, "CLOUDDDP_HOME": str(sim.home)}
     argv = [sys.executable, "-m", "cloudddp", "sim", "session", "--target", target]
-    return subprocess.run(argv, input=data, env=environment, capture_output=True, timeout=60, check=False)
+    return subprocess.run(argv, input=data, env=environment, capture_output=True, timeout=300, check=False)
 
 
 def test_ssh_server_answers_without_route_and_rule(lab_laptop: LabLaptop) -> None:
@@ -65,7 +65,7 @@ def test_end_by_ssh_is_no_interrupt(
         assert process.stdout is not None
         assert process.stdout.read(4) == b"SSH-"
         process.send_signal(number)
-        _, err = process.communicate(timeout=60)
+        _, err = process.communicate(timeout=300)
     assert process.returncode == code
     assert message in err
     assert (err == b"") is (message == b"")

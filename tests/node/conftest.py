@@ -22,7 +22,7 @@ from support.s3_server import S3
 from support.victim import Victim, owned
 
 HERE = Path(__file__).parent
-PORTABLE = {f"test_{name}.py" for name in ("protocol", "pull_from_s3", "transfer_frames")}
+PORTABLE = {f"test_{name}.py" for name in ("protocol", "pull_from_s3")}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -99,11 +99,3 @@ def s3() -> Iterator[S3]:
 def synced(tmp_path: Path) -> LocalCluster:
     """A node that is synced as the laptop does."""
     return LocalCluster(tmp_path / "nodes")
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    """A folder of files on this computer."""
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder

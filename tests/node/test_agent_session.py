@@ -29,7 +29,7 @@ from cloudddp.errors import NodeError
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.ssh.running import CommandSpec
 
-HANG_GUARD = 30.0
+HANG_GUARD = 300.0
 
 
 class Node:
@@ -186,7 +186,7 @@ def test_each_step_has_its_own_time_limit(node: Node) -> None:
     assert node.jobs(timeout=2.0) == JobsReply(())  # this one needs no new interpreter
     before = node.commands
     time.sleep(2.5)
-    assert node.jobs(timeout=60.0) == JobsReply(())
+    assert node.jobs(timeout=300.0) == JobsReply(())
     assert node.commands == before
     (child,) = [child for child in node.server._all if child.returncode is None]
     os.kill(child.pid, signal.SIGSTOP)

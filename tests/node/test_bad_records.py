@@ -67,6 +67,11 @@ def test_record_out_of_range_loses_its_job_only(node: Node) -> None:
     change(state, node=-1)
     assert node.follow().logs == {0: b"ran\n"}
     assert node.cancel().left == 0
+    # A process that has ended and one that was never recorded must not look alike.
+    state.write_text(json.dumps({"job": node.id(), "node": 1, "state": "running"}))
+    assert phases(node) == {**both, node.id(): JobPhase.LOST}
+    assert node.probe().running == ()
+    ended(node, "job-3")
 
 
 def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node) -> None:
@@ -79,10 +84,6 @@ def test_folder_that_is_not_named_by_a_job_id_is_skipped(node: Node) -> None:
     assert phases(node) == {node.id(): JobPhase.SUCCEEDED}
     assert node.probe().running == ()
     assert {job.job for job in node.call(NewFilesRequest("p", (), ())).jobs} == {node.id()}
-
-
-def pipe(path: Path) -> None:
-    os.mkfifo(path)
 
 
 def zero(path: Path) -> None:
@@ -99,10 +100,10 @@ def test_records_that_are_no_files_do_not_stop_a_step(node: Node) -> None:
     folder = ended(node)
     names = ("job.json", "setup.json", "status.json", "ranks/0.json", "state.json")
     for put, replaced, phase in (
-        (pipe, names[:-1], JobPhase.SUCCEEDED),
+        (os.mkfifo, names[:-1], JobPhase.SUCCEEDED),
         (zero, names[:-1], JobPhase.SUCCEEDED),
         (huge, names[:-1], JobPhase.SUCCEEDED),
-        (pipe, names, JobPhase.LOST),
+        (os.mkfifo, names, JobPhase.LOST),
         (Path.mkdir, names, JobPhase.LOST),
     ):
         for name in replaced:
@@ -125,7 +126,7 @@ def test_logs_that_are_no_file_and_files_that_no_rank_has_are_skipped(node: Node
     found = node.follow()
     assert found.logs == {0: b"ran\n"}
     assert len(found.state.ranks) == 1
-    for put in (pipe, zero):
+    for put in (os.mkfifo, zero):
         (ranks / "0.log").unlink()
         put(ranks / "0.log")
         assert node.follow().logs == {}
@@ -147,7 +148,7 @@ def test_version_that_is_no_number_or_no_file_is_replaced(node: Node) -> None:
         version.write_text(text)
         assert node.jobs() == ()
         assert version.read_text() == f"{VERSION}\n"
-    for put in (pipe, zero, huge):
+    for put in (os.mkfifo, zero, huge):
         version.unlink()
         put(version)
         assert node.jobs() == ()
@@ -155,15 +156,6 @@ def test_version_that_is_no_number_or_no_file_is_replaced(node: Node) -> None:
 
 
 ENDED_PID = 2**22 + 1  # no process has it
-
-
-def test_record_without_a_process_is_lost(node: Node) -> None:
-    """A process that has ended and one that was never recorded must not look alike."""
-    folder = ended(node)
-    (folder / "state.json").write_text(json.dumps({"job": node.id(), "node": 1, "state": "running"}))
-    assert node.state().phase is JobPhase.LOST
-    assert node.probe().running == ()
-    ended(node, "job-2")
 
 
 def test_setup_without_a_process_is_lost(node: Node) -> None:
@@ -179,7 +171,7 @@ def test_setup_without_a_process_is_lost(node: Node) -> None:
 
 def test_list_of_files_that_is_no_file_is_empty_and_a_name_with_a_nul_is_dropped(node: Node) -> None:
     ended(node)
-    for name, put in (("pending-p.json", pipe), ("results-p.json", zero), ("manifest-p.json", huge)):
+    for name, put in (("pending-p.json", os.mkfifo), ("results-p.json", zero), ("manifest-p.json", huge)):
         put(node.store / name)
     assert node.probe(manifest_digest="0" * 64).differs
     assert node.call(NewFilesRequest("p", (), ())).complete
@@ -196,17 +188,13 @@ def test_job_whose_records_are_unreadable_can_be_cancelled(node: Node) -> None:
     assert (answer.left, answer.phase) == (0, JobPhase.CANCELLED)
 
 
-def test_verdict_with_the_exit_code_of_another_is_none(node: Node) -> None:
+def test_verdict_with_the_exit_code_of_another_is_none_and_an_ended_copy_is_incomplete(node: Node) -> None:
     folder = ended(node, code="raise SystemExit(3)")
     for phase, code in (("failed", 0), ("cancelled", 0), ("succeeded", 3)):
         change(folder / "verdict.json", phase=phase, exit_code=code)
         assert node.state().verdict is None
-
-
-def test_copy_to_s3_whose_agent_was_killed_is_incomplete(node: Node) -> None:
-    folder = ended(node)
     (folder / "copied.json").write_text(json.dumps({"url": "s3://b/p/", "phase": "copying", "files": 3}))
-    gone(node.home)
+    gone(node.home)  # the agent that copied was killed
     found = node.state().copied
     assert found is not None
     assert (found.phase, found.files) == (CopyPhase.INCOMPLETE, 3)

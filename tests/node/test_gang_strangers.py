@@ -68,7 +68,7 @@ def test_connections_of_strangers_do_not_disturb_the_job(gangs: Make) -> None:
         time.sleep(0.5)
         # A connection that proves the secret, and is of no node or for no node of the job.
         for text in ("[7, 1]", "[1, 1]", "[0, 7]", "[[], 1]", "[0]", "null", "0"):
-            link = Link.within(0.0, job.gang.peers[1], job.gang.secret, PURPOSE, connect=HANG_GUARD)
+            link = Link.within(HANG_GUARD, job.gang.peers[1], job.gang.secret, PURPOSE, again=())
             with contextlib.closing(link):
                 link.write("nodes", text)
                 assert link.read_all(1) == b"", text
@@ -95,7 +95,7 @@ def test_strangers_that_come_again_do_not_keep_a_node_out() -> None:
     for _ in range(MAX_STRANGERS + 10):
         threading.Thread(target=stranger, daemon=True).start()
     until(lambda: len(opened) > MAX_STRANGERS + 2)
-    Link.within(5.0, peer, "secret", "test", connect=5.0).close()
+    Link.within(5.0, peer, "secret", "test").close()
     assert served.wait(HANG_GUARD)
     over.set()
     server.close()

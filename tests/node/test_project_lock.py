@@ -7,6 +7,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -97,49 +98,47 @@ def test_launch_changes_no_file_of_a_job_that_has_started_since_it_looked(
         client.call(synced.runner, 0, KillRequest(job, 0.0, "0" * 16))
 
 
-OWN = os.getppid()
+OWN, JOB = os.getppid(), "20260101-000000-abcd"
 
 
-@pytest.mark.parametrize(
-    ("case", "is_free"),
-    [
-        ("it is about to start", False),
-        ("the job has started", True),
-        ("its setup runs", False),
-        ("its setup has failed", True),
-        ("the laptop is gone", True),
-        ("nothing has followed for a minute", True),
-        ("the file was damaged", True),
-    ],
-)
-def test_lease_of_a_launch_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, is_free: bool
-) -> None:
+def write_lease(*, born: str = "", age: float = 0.0) -> None:
+    lease = project_lock._Lease(JOB, OWN, born or processes.born(OWN), time.monotonic() - age)
+    (store.ROOT / "sync-project.lock").write_bytes(encode(lease))
+
+
+def write_setup(ended: float | None, exit_code: int | None) -> None:
+    setup = phases.SetupFile(JOB, 0, "x", 1.0, OWN, processes.born(OWN), ended, exit_code)
+    store.write(store.job_folder(JOB) / phases.SETUP_FILE, setup)
+
+
+# What has become of a launch whose sync has ended -> whether another one may change the files.
+LEASES: dict[str, tuple[bool, Callable[[], object]]] = {
+    "it is about to start": (False, write_lease),
+    "the job has started": (True, lambda: (store.job_folder(JOB) / phases.JOB_FILE).touch()),
+    "its setup runs": (False, lambda: write_setup(None, None)),
+    "its setup has failed": (True, lambda: write_setup(time.time(), 1)),
+    "the laptop is gone": (True, lambda: write_lease(born="1")),
+    "nothing has followed for a minute": (True, lambda: write_lease(age=project_lock.LEASE + 1)),
+    "the file was damaged": (True, lambda: (store.ROOT / "sync-project.lock").write_bytes(b"{")),
+}
+
+
+@pytest.mark.parametrize("case", LEASES)
+def test_lease_of_a_launch_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     monkeypatch.setattr(store, "ROOT", tmp_path / ".cloudddp")
-    project, job = tmp_path / "project", "20260101-000000-abcd"
+    project = tmp_path / "project"
     store.create_root()
-    folder = store.job_folder(job)
-    folder.mkdir(parents=True)
+    store.job_folder(JOB).mkdir(parents=True)
     with project_lock.held(project) as lock:
         lock.changes()
         version = lock.version
-        lock.lease(job)
+        lock.lease(JOB)
         assert lock.version == version
-    if case == "the job has started":
-        (folder / phases.JOB_FILE).touch()
-    elif "setup" in case:
-        runs = case == "its setup runs"
-        ended = None if runs else time.time()
-        own = phases.SetupFile(job, 0, "x", 1.0, OWN, processes.born(OWN), ended, None if runs else 1)
-        store.write(folder / phases.SETUP_FILE, own)
-    elif case != "it is about to start":
-        born = "1" if case == "the laptop is gone" else processes.born(OWN)
-        old = project_lock._Lease(job, OWN, born, time.monotonic() - project_lock.LEASE - 1)
-        data = b"{" if case == "the file was damaged" else encode(old)
-        (store.ROOT / "sync-project.lock").write_bytes(data)
-    with project_lock.held(project, within=0.0, unless_leased=job):
+    is_free, happens = LEASES[case]
+    happens()
+    with project_lock.held(project, within=0.0, unless_leased=JOB):
         pass
-    refused = pytest.raises(SystemExit, match=f"the launch of job {job} owns the project's files")
+    refused = pytest.raises(SystemExit, match=f"the launch of job {JOB} owns the project's files")
     with (
         contextlib.nullcontext() if is_free else refused,
         project_lock.held(project, within=0.0, unless_leased=""),

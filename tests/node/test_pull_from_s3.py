@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from support.s3_server import S3
 
+from cloudddp.agent.protocol.copies import Destination
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError, CloudDDPError
-from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.pull import Pulled
 
 BUCKET, PREFIX = "results", "team/c/job"
-PLACE = S3Place(BUCKET, PREFIX)
+PLACE = Destination(BUCKET, PREFIX, (), limit=9.0, patience=9.0)
 MTIME = 1_700_000_000_000_000_001  # ns
 LIST = (
     '<ListBucketResult><Contents><Key>{key}</Key><Size>{size}</Size><ETag>"x"</ETag></Contents>'
@@ -111,8 +111,8 @@ def test_newer_files_on_this_computer_stay(aws: AWS, s3: S3, to: Path) -> None:
         put(s3, f"runs/{name}", b"theirs")
     os.utime(to / "runs" / "older", ns=(MTIME - 1, MTIME - 1))
     found = pulled(aws, to)
-    assert found.notes == ("left out runs/newer: the file on this computer is newer",)
-    assert found.left == ()
+    hint = "remove it, or choose another folder with --to"
+    assert found.notes == (f"left out runs/newer: {to}/runs/newer is newer; {hint}",)
     assert (to / "runs/newer").read_text() == "mine"
     assert (to / "runs/older").read_text() == "theirs"
 
@@ -147,5 +147,6 @@ def test_report_of_a_node_is_read_if_it_is_one(aws: AWS, s3: S3) -> None:
         s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-{node}/copied.json", Body=body)
         s3.client.put_object(Bucket=BUCKET, Key=f"{PREFIX}/node-{node}/logs/verdict.json", Body=b"{}")
     found = s3_pull.find(aws, PLACE)
-    assert [one.report and one.report.files for one in found.values()] == [3, None, None]
+    assert [one.report.files for one in found.values()] == [3, 0, 0]
+    assert [one.report.phase.value for one in found.values()] == ["complete", "copying", "copying"]
     assert [[one.size for one in node.logs.values()] for node in found.values()] == [[2], [2], [2]]

@@ -4,11 +4,11 @@ sender sends."""
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import socket
 import stat
 import struct
+import tempfile
 import threading
 import time
 from contextlib import closing, suppress
@@ -18,14 +18,16 @@ from pathlib import Path
 import pytest
 from support.streams import NOON_NS, end, frame, part, record, whole
 
-from agent.node import serving
+from agent.files import project_lock, records
+from agent.node import serving, store
 from agent.node.link import Link, LinkError
-from cloudddp.agent.protocol import transfer
+from agent.sync.update import ProjectUpdate
+from cloudddp.agent.protocol import receiving, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.receiving import MAX_RESTARTS, Receiver
+from cloudddp.agent.protocol.receiving import MAX_RESTARTS, Receiver, Target
 from cloudddp.agent.protocol.sending import Sender, Wanted
-from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Frames, Known, Record, Wants
+from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Frames, Known, Listing, Record, Wants
 from cloudddp.agent.protocol.writing import FileWriter, Incoming
 
 NAMES = ("small", "d/large", "other")
@@ -62,8 +64,8 @@ def target(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "target")
 
 
-def taken(target: Folder, data: bytes, wanted: tuple[int, ...] = (0, 1, 2), *, done: bool = True) -> Receiver:
-    receiver = Receiver(wanted, target)
+def taken(target: Target, data: bytes, wanted: tuple[int, ...] = (0, 1, 2), *, done: bool = True) -> Receiver:
+    receiver = Receiver(dict.fromkeys(wanted, len(DATA)), target)
     for found in Frames(UNSEALED).feed(data):
         receiver.take(found)
     if done:
@@ -110,6 +112,14 @@ def test_stream_that_no_sender_sends_is_refused(target: Folder, stream: bytes, w
     assert {*target.names()} <= {"small"}
 
 
+def test_file_does_not_grow_beyond_any_limit(target: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a log does that is read while its rank writes."""
+    monkeypatch.setattr(receiving, "MAX_GROWTH", 900_000)
+    taken(target, parts(1, DATA + bytes(800_000)), (1,))
+    with pytest.raises(ProtocolError, match="much longer than it was when it was listed"):
+        taken(target, parts(0, DATA + bytes(2_000_000)), (0,))
+
+
 def test_files_arrive_with_their_attributes(target: Folder) -> None:
     empty = part(2, 0, b"it becomes empty") + end(2, b"")
     receiver = taken(target, whole(0, b"x") + parts(1, DATA) + empty)
@@ -135,6 +145,35 @@ def test_file_that_was_begun_is_continued_if_its_beginning_is_the_same(target: F
     assert len(sent) < len(data) - 900_000 or changed
     taken(target, sent, (1,))
     assert target.names() == {"d/large": data}
+
+
+def test_part_of_another_node_is_continued_and_not_the_former_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where results are put back. The file here has the size of the wanted one, and the sender is lost after
+    a part. What an earlier transfer has begun of other files goes; and nothing that came waits to be pulled,
+    even if the end never comes."""
+    monkeypatch.setattr(store, "ROOT", tmp_path / "store")
+    store.create_root()
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "large").write_bytes(bytes(len(DATA)))
+    FileWriter(project, store.ROOT / "begun-project").begin("other", 0).close()
+    with project_lock.held(project) as lock:
+        update = ProjectUpdate(project, Listing({"large": Entry(FILE, 0o644, len(DATA), 5, "")}), lock, None)
+        wants = update.wants((0,))
+        assert wants.known[0].size == len(DATA)
+        update.check_space(wants)
+        assert not [*(store.ROOT / "begun-project").iterdir()]
+        update.start()
+        taken(update, part(0, 0, DATA[:1_000_000]), (0,), done=False).close()
+        assert update.wants((0,)).known[0].size == 1_000_000
+        rest = part(0, 1_000_000, DATA[1_000_000:2_000_000])
+        last = transfer.end(UNSEALED, record(0, DATA, mtime_ns=5), DATA[2_000_000:])
+        taken(update, rest + last, (0,))
+        assert records.results(project).origin("large", (project / "large").lstat()) == records.PUT_BACK
+        update.complete()
+    assert (project / "large").read_bytes() == DATA
 
 
 def test_file_that_is_here_is_confirmed_by_its_end(target: Folder) -> None:
@@ -169,9 +208,8 @@ def test_disk_that_is_mounted_in_the_folder(target: Folder) -> None:
     memory = Path("/dev/shm")
     if memory.stat().st_dev == target.path.stat().st_dev:
         pytest.skip("needs a second file system")
-    folder = memory / f"cloudddp-test-{os.getpid()}"
-    folder.mkdir()
-    try:
+    with tempfile.TemporaryDirectory(dir=memory) as name:
+        folder = Path(name)
         other = FileWriter(folder, target.path.parent / "begun")
         incoming = other.begin("d/large", 0)
         incoming.write(memoryview(DATA))
@@ -182,10 +220,6 @@ def test_disk_that_is_mounted_in_the_folder(target: Folder) -> None:
         assert (folder / "link").read_bytes() == DATA
         assert (info.st_mtime_ns, stat.S_IMODE(info.st_mode)) == (NOON_NS, 0o640)
         assert sorted(path.name for path in folder.rglob("*")) == ["d", "large", "link"]
-    finally:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
-        folder.rmdir()
 
 
 # -- between two nodes ---------------------------------------------------------------------------------------
@@ -212,5 +246,5 @@ def test_node_that_only_says_that_it_is_alive_is_given_up(
     alive = threading.Thread(target=live)
     alive.start()
     with closing(own), pytest.raises(LinkError, match="sent nothing"):
-        serving.fetch(own, "s", Wants((0,)), Receiver((0,), target))
+        serving.fetch(own, "s", Wants((0,)), Receiver({0: 5}, target))
     alive.join()

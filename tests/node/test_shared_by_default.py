@@ -9,6 +9,7 @@ from pathlib import Path
 
 from support.agentnode import Node
 from support.gangs import Gangs
+from support.jobs import WRITE
 
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.results import NewFilesRequest
@@ -20,14 +21,11 @@ import os, pathlib
 kept = {p.as_posix(): p.read_bytes()[:9].decode() for p in sorted(pathlib.Path().rglob('*')) if p.is_file() and p.suffix != '.py'}
 print('finds', kept, flush=True)
 """  # noqa: E501
-SAVES = (
-    "import os\nfor name, text in {}.items():\n    os.makedirs(os.path.dirname(name) or '.', "
-    "exist_ok=True)\n    open(name, 'w').write(text)\n"
-)
 
 
 def saves(**files: str) -> str:
-    return FINDS + SAVES.format({name.replace("__", "/"): text for name, text in files.items()})
+    written = {name.replace("__", "/"): text for name, text in files.items()}
+    return f"{FINDS}{WRITE}for file in {written}.items(): write(*file)\n"
 
 
 def run(

@@ -1,5 +1,5 @@
-"""Before ranks continue from a snapshot, the newest one is copied to the nodes that lack it, with nobody
-connected."""
+"""The newest snapshot is copied with nobody connected: before ranks continue from it, to the nodes that lack
+it; before a node ends, to a node that stays."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.agentnode import first_of, until
+from support.agentnode import FOREVER, SAVES, first_of, until
 from support.gangs import Gangs, Make, kill
+from support.imds import Metadata
 
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.sharing import SnapshotSearch
+from cloudddp.agent.protocol.start import Deadline
 
 SNAPSHOTS = SnapshotSearch("p", ("runs/**/*.bin", "runs/*.pt"), ("runs/base.bin",))
 # What each rank finds when it starts.
@@ -24,7 +26,7 @@ found = sorted(p for p in pathlib.Path('runs').rglob('*') if p.is_file())
 print('finds', *[f'{p.name}:{p.read_bytes()[:9].decode()}:{p.stat().st_mtime_ns}' for p in found], flush=True)
 """
 # As most scripts do, only rank 0 saves; it fails once node 1 has begun.
-SAVES = (
+FAILS = (
     FINDS
     + """
 import sys, time
@@ -53,7 +55,7 @@ def finds(job: Gangs, node: int) -> list[str]:
 
 def test_ranks_that_start_again_find_the_newest_snapshot_on_every_node(gangs: Make) -> None:
     job = gangs(3)
-    job.start(SAVES, SAVES, SAVES, retries=1, snapshots=SNAPSHOTS, resumed_from="20260101-000000-abcd")
+    job.start(FAILS, FAILS, FAILS, retries=1, snapshots=SNAPSHOTS, resumed_from="20260101-000000-abcd")
     verdict = job.verdict()
     assert (verdict.phase, verdict.restarts) == (JobPhase.SUCCEEDED, 1)
     assert "no node has a snapshot that matches runs/**/*.bin, runs/*.pt" in job.notes(0)
@@ -156,3 +158,61 @@ def test_cancelled_job_and_one_that_loses_a_node_do_not_wait_for_a_copy(gangs: M
         job[1].cancel(grace=1.0)
         assert job.verdict().phase is JobPhase.CANCELLED
     assert [finds(job, node) for node in range(2)] == [[], []]
+
+
+# -- before a node ends --------------------------------------------------------------------------------------
+
+
+SAVED = SnapshotSearch("p", ("saved", "old"))
+
+
+def preempted(job: Gangs, metadata: Metadata, **changes: object) -> None:
+    """Run a job, of which rank 0 saves, until the first node gets a spot notice and the job has ended, with
+    all that follows."""
+    job[0].metadata = metadata.address
+    job.start(SAVES, *[FOREVER] * (len(job.nodes) - 1), snapshots=SAVED, **changes)
+    until((job[0].project / "ready").exists)
+    for number in range(len(job.nodes)):
+        job.pid(number, number)  # its wrapper passes SIGTERM on
+    metadata.announce(120)
+    first = first_of(job.verdict())
+    assert (first.cause, first.node) == (Cause.NOTICE, 0)
+    job.gone()
+
+
+def test_newest_snapshot_is_sent_to_the_first_node_that_stays(gangs: Make, metadata: Metadata) -> None:
+    job = gangs(3)
+    for node in range(3):
+        hold(job, node, "old", b"old", 1e9)
+    preempted(job, metadata)
+    saved, copy, other = (node.project / "saved" for node in job.nodes)
+    assert copy.read_text() == "x"
+    assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
+    assert not other.exists()
+    for number in range(2):
+        assert "--- cloudddp: saved, the newest snapshot of node 0, was copied to node 1 ---" in job.notes(
+            number
+        )
+
+
+def test_nothing_is_sent_at_the_deadline(gangs: Make) -> None:
+    """It ends all nodes."""
+    job = gangs(2)
+    job.start(SAVES, FOREVER, snapshots=SAVED, deadline=Deadline(20.0, "2030-01-01 12:00 UTC"), save=18.0)
+    assert first_of(job.verdict()).cause is Cause.NOTICE
+    assert [(node.project / "saved").exists() for node in job.nodes] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "why"),
+    [
+        ("saved", "saved: Is a directory"),
+        ("others", "'saved' is no snapshot of this job"),  # as if a taken over node had looked for others
+    ],
+)
+def test_snapshot_that_is_not_taken_is_named(gangs: Make, metadata: Metadata, pattern: str, why: str) -> None:
+    job = gangs(2)
+    (job[1].project / "saved").mkdir()
+    preempted(job, metadata, of_node={1: {"snapshots": SnapshotSearch("p", (pattern,))}})
+    for number in range(2):
+        assert f"the newest snapshot of node 0 was not copied to node 1: {why}" in job.notes(number)

@@ -4,64 +4,92 @@ nodes are served."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
 import threading
 import zlib
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
-from support.impostor import in_place_of_receive
+from support.agentnode import HANG_GUARD
 from support.localsync import LocalCluster, put, same
 
 from agent.node import link, store
-from agent.sync.project_writer import ProjectWriter
+from agent.sync.project_writer import ProjectWriter, remove
 from cloudddp.agent import program
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import DONE, LISTING, Record, end, frame
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import NodeError, UsageError
 from cloudddp.job import transfer
-
-
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    (folder / "small").write_bytes(b"x")
-    (folder / "large").write_bytes(os.urandom(3 << 20))
-    return folder
+from cloudddp.job.project_files import of_config
 
 
 @pytest.fixture(autouse=True)
-def _short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "SILENCE", 8.0)
+def _files(here: Path) -> None:
+    put(here, {"small": "x", "large": os.urandom(3 << 20)})
+
+
+def short_limit(monkeypatch: pytest.MonkeyPatch, attacker: int) -> None:
+    """Let two seconds without progress end a node's step, while the nodes of the agent have nothing to do:
+    these may need longer on a busy machine."""
+    usual, watch = transfer.SILENCE, transfer.Transfer._watch
+
+    def watched(self: transfer.Transfer) -> dict[int, Exception]:
+        has_work = any(
+            rank != attacker
+            and not one.has_ended
+            and (self._is_over or not (one.reply or self._distribution.is_waiting(rank)))
+            for rank, one in self._nodes.items()
+        )
+        monkeypatch.setattr(transfer, "SILENCE", usual if has_work else 2.0)
+        return watch(self)
+
+    monkeypatch.setattr(transfer.Transfer, "_watch", watched)
+
+
+DRAIN = "cat < /dev/stdin > /dev/null 2>&1 & "
+ALIVE = "while echo {}; do sleep 0.2; done"
 
 
 def attacked(tmp_path: Path, attack: str, node: int, count: int = 3) -> LocalCluster:
+    """A shell script runs in the place of the agent's `receive` on a node."""
     cluster = LocalCluster(tmp_path / "nodes", count)
-    cluster.runner.wrap[node] = in_place_of_receive(attack)
+    script = f'case "$3" in *" receive") read request; {attack};; *) exec "$@";; esac'
+    cluster.runner.wrap[node] = f"sh -c {shlex.quote(script)} sh"
     return cluster
 
 
 @pytest.mark.parametrize(
-    ("attack", "node"), [("alive", 0), ("stderr", 1), ("never reads", 0), ("done, and goes on", 1)]
+    ("attack", "node"),
+    [
+        (DRAIN + ALIVE, 0),
+        (DRAIN + "while printf x >&2; do sleep 0.2; done", 1),
+        ("""echo '{"wants": {"files": [0, 1]}}'; """ + ALIVE, 0),  # it never reads
+        (DRAIN + """echo '{"wants": {}}\n{"complete": true}\n{"done": {}}'; """ + ALIVE, 1),
+    ],
+    ids=["alive", "stderr", "never reads", "done, and goes on"],
 )
 def test_node_without_progress_is_given_up_and_the_others_are_served(
-    here: Path, tmp_path: Path, attack: str, node: int
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, attack: str, node: int
 ) -> None:
     """Their steps end with the sync: otherwise they would hold the lock of the project."""
+    short_limit(monkeypatch, node)
     cluster = attacked(tmp_path, attack, node)
-    with pytest.raises(NodeError, match=f"node {node}: it made no progress for 8 s") as caught:
+    with pytest.raises(NodeError, match=f"node {node}: it made no progress for 2 s") as caught:
         cluster.sync(here)
     assert caught.value.hint
     others = [one for number, one in enumerate(cluster.nodes) if number != node]
     assert all(same(here, one.project) for one in others)
-    assert [one.processes[-1].wait(10) for one in others] == [0, 0]
+    assert [one.processes[-1].wait(HANG_GUARD) for one in others] == [0, 0]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +103,7 @@ def test_node_without_progress_is_given_up_and_the_others_are_served(
 def test_more_than_a_node_may_ask_for_ends_its_step(
     here: Path, tmp_path: Path, reports: str, why: str
 ) -> None:
-    cluster = attacked(tmp_path, reports, 1, 2)
+    cluster = attacked(tmp_path, f"{DRAIN}echo '{reports}'; {ALIVE}", 1, 2)
     with pytest.raises(NodeError, match=f"node 1 sent an answer that cloudddp cannot read.*{why}"):
         cluster.sync(here)
     assert same(here, cluster.nodes[0].project)
@@ -109,7 +137,7 @@ SECRET = "s" * 64
 def test_stream_that_no_laptop_sends_is_refused(
     synced: LocalCluster, project: str, key: str, why: bytes
 ) -> None:
-    """tests/node/test_receiving.py has the order of frames, and tests/node/test_transfer_frames.py names."""
+    """tests/node/test_receiving.py has the order of frames, and tests/node/test_protocol.py names."""
     put(synced.home, {"out": "precious"})
     body = zlib.compress(json.dumps({"files": {"../out": Entry("f", 0o644, 3, 5, "")}}).encode())
     listing = frame(key.encode(), LISTING, sha256(body).digest(), body)
@@ -121,7 +149,7 @@ def test_stream_that_no_laptop_sends_is_refused(
         env={"HOME": str(synced.home)},
         capture_output=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode != 0
     assert why in done.stderr
@@ -129,7 +157,9 @@ def test_stream_that_no_laptop_sends_is_refused(
     assert (synced.home / "out").read_text() == "precious"
 
 
-def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit() -> None:
+@pytest.mark.parametrize("read", [lambda one: one.accept(1.0), lambda one: one.read_all(1000)])
+def test_what_comes_byte_by_byte_has_a_limit(read: Callable[[link.Link], object]) -> None:
+    """The line of a stranger, or a file."""
     own, stranger = socket.socketpair()
     ended = threading.Event()
 
@@ -142,13 +172,28 @@ def test_line_of_a_stranger_that_comes_byte_by_byte_has_a_limit() -> None:
     thread.start()
     one = link.Link(own, "secret", "sync")
     try:
+        one.patience = 1.0
         with pytest.raises(OSError, match=r"has ended|timed out"):
-            one.accept(1.0)
+            read(one)
     finally:
         ended.set()
         thread.join()
         one.close()
         stranger.close()
+
+
+def test_file_that_cannot_be_deleted_is_not_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = tmp_path / "project"
+    put(project, {"f": "x"})
+    (entry,) = of_config(project, Config()).manifest.values()
+    remove(project, {"f": entry._replace(size=2), "gone": entry, "f/x": entry})  # a job has changed these
+    assert (project / "f").exists()
+    error = PermissionError(errno.EPERM, "Operation not permitted")
+    monkeypatch.setattr(os, "unlink", Mock(side_effect=error))  # as for a file that is immutable
+    with pytest.raises(SystemExit, match="cannot delete 'f': Operation not permitted"):
+        remove(project, {"f": entry})
 
 
 def test_mode_and_time_are_not_set_through_a_link(

@@ -10,11 +10,12 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.localsync import UP_TO_DATE, UPDATED, LocalCluster, put, tree
+from support.localsync import UP_TO_DATE, LocalCluster, put, tree
 
 from cloudddp.agent.protocol.manifest import MAX_FILES
 from cloudddp.agent.protocol.transfer import END, PART_SIZE
-from cloudddp.errors import CloudDDPError, NodeError
+from cloudddp.config.spec import Config, SyncSpec
+from cloudddp.errors import CloudDDPError, NodeError, UsageError
 
 NOT_UTF8 = os.fsdecode(b"caf\xe9 \xff.bin")
 
@@ -83,7 +84,9 @@ def test_only_changes_are_sent_and_files_of_jobs_are_kept(here: Path, synced: Lo
     put(synced.project, of_job)
     os.utime(synced.project / "gone" / "c", ns=(former.st_mtime_ns, former.st_mtime_ns))
     (here / "a").chmod(0o755)
-    assert synced.sync(here) == UPDATED
+    assert (
+        synced.sync(here) == "updating modes, times and links on 1 node; nothing is sent from this computer"
+    )
     (synced.project / "a").write_text("other")
     (synced.project / "b").unlink()
     assert "sending 2 files" in synced.sync(here)
@@ -153,13 +156,13 @@ def test_file_that_changes_while_it_is_read_is_named_and_sent_again(here: Path, 
     log = here / "train.log"
     put(here, {"a.py": "1", "train.log": os.urandom(2_000_000)})  # a slow machine would compress text
 
-    def write(_node: int, _sent: int) -> None:
+    def write(_node: int, _piece: bytes) -> None:
         with log.open("ab") as file:
             file.write(b"y")
 
-    synced.runner.on_sent = write  # called after each of the two parts
+    synced.runner.on_piece = write
     said = synced.sync(here)
-    synced.runner.on_sent = lambda _node, _sent: None
+    synced.runner.on_piece = lambda _node, _piece: None
     assert "warning: train.log was changing while it was sent; the next sync sends it again" in said
     assert (synced.project / "a.py").read_text() == "1"
     content = (synced.project / "train.log").read_bytes()
@@ -198,7 +201,7 @@ def test_file_that_was_touched_is_not_sent_again(here: Path, synced: LocalCluste
     sent = synced.sent
     for name in ("data/large", "data/deep/small"):
         os.utime(here / name, ns=(1_700_000_000_000_000_001,) * 2)
-    assert synced.sync(here) == "comparing files of the same size on 1 node; what differs is sent"
+    assert "nothing is sent from this computer" in synced.sync(here)
     assert tree(synced.project) == tree(here)
     put(here, {"b": "2"})
     assert "sending 1 file, 1 byte, to 1 node" in synced.sync(here)
@@ -208,8 +211,11 @@ def test_file_that_was_touched_is_not_sent_again(here: Path, synced: LocalCluste
     assert tree(synced.project) == tree(here)
     assert synced.sent - sent < 20_000
     (here / "data/large").write_bytes(os.urandom(3_000_000))
-    synced.sync(here)
-    assert tree(synced.project) == tree(here)
+    with pytest.raises(UsageError, match=r"3 MiB to every node, more than sync\.max_mb = 1"):
+        synced.sync(here, Config(sync=SyncSpec(max_mb=1)))
+    os.utime(here / "b", ns=(0, 5 * 10**18))  # the year 2128, which no frame holds
+    assert "sending 1 file, 2.9 MiB, to 1 node" in synced.sync(here)
+    assert (synced.project / "data/large").read_bytes() == (here / "data/large").read_bytes()
     assert UP_TO_DATE in synced.sync(here)
 
 

@@ -60,7 +60,7 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", "--man=no", *paths],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     about_ours = [line for line in done.stderr.splitlines() if "cloudddp" in line]
@@ -270,7 +270,7 @@ def look(folder: Path, node: Unused) -> bool:
         [*as_root(*ALONE), "sh", "-c", "\n".join(lines)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert done.stderr == ""
@@ -318,7 +318,7 @@ def test_sshd_uses_the_new_key(
             [*alone, "sh", "-c", inside, "sh", name, key],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
         )
 
     old = " ".join((folder / "ssh_host_ed25519_key.pub").read_text().split()[:2])

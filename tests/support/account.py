@@ -117,7 +117,7 @@ def post_conditions(endpoint: str, body: Any) -> tuple[int, dict[str, Any]]:
         headers={"Content-Type": "application/json"},
     )
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         with error:

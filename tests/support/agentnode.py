@@ -20,7 +20,7 @@ import tempfile
 import time
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -57,7 +57,7 @@ import signal
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
 {_READY}"""
-HANG_GUARD = 60.0  # seconds; only a hang is this long
+HANG_GUARD = 300.0  # seconds; only a hang is this long
 
 
 @functools.cache
@@ -280,9 +280,9 @@ class Node:
         out, err = process.communicate(data, timeout=HANG_GUARD)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def run(self, request: Step, body: Iterable[bytes] = ()) -> subprocess.CompletedProcess[bytes]:
+    def run(self, request: Step) -> subprocess.CompletedProcess[bytes]:
         """Run a step in a process of its own."""
-        return self.send(request.STEP, b"".join((encode(request), b"\n", *body)))
+        return self.send(request.STEP, encode(request) + b"\n")
 
     def serve(self, request: Step) -> bytes:
         """Run a step in the node's `serve` process and return what it wrote. Raises Refused."""

@@ -112,6 +112,8 @@ BAD_FRAMES = {
     "a frame of 100 GB": b"log 0 0 100000000000\nabc",
     "a frame of 100 kB": b"log 0 0 100000\n" + b"x" * 100_000,
     "offset below 0": b"log 0 -1 3\nabc",
+    "size below 0": b"log 0 0 -1\n",
+    "offset is large": b"log 0 9999999999999999 0\n",
     "rank is not a number": b"log x 0 3\nabc",
     "rank is large": b"log 999999 0 3\nabc",
     "too few words": b"log 0\n",

@@ -179,7 +179,7 @@ class FaultyEndpoint:
             self.upstream + handler.path, data=body, headers=headers, method="POST"
         )
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 return answer.status, answer.read(), answer.headers.get("Content-Type", "")
         except urllib.error.HTTPError as error:
             return error.code, error.read(), error.headers.get("Content-Type", "")

@@ -20,7 +20,7 @@ from support.pool import Pool
 from support.processes import Process, zygote
 
 ROOT = Path(__file__).parents[2]
-TIMEOUT = 120  # a hang guard, not a measurement
+TIMEOUT = 300  # a hang guard, not a measurement
 
 
 def clean_environment(**extra: str) -> dict[str, str]:

@@ -25,6 +25,14 @@ time.sleep(600)
 """
 
 
+WRITE = """
+import os
+def write(name, text='x'):
+    os.makedirs(os.path.dirname(name) or '.', exist_ok=True)
+    with open(name, 'w') as file: file.write(text)
+"""
+
+
 def direct(cli: Any, *, nodes: int = 1, ranks: int | str = 1) -> None:
     """Have nodes, and let jobs start their ranks without torchrun."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE=str(ranks), CLOUDDDP_STOP_GRACE="1")

@@ -113,7 +113,7 @@ class LabLaptop(Laptop):
                         pkey=self.key.paramiko,
                         allow_agent=False,
                         look_for_keys=False,
-                        timeout=30,
+                        timeout=300,
                         transport_factory=make_transport,
                     )
             except (OSError, paramiko.SSHException, EOFError):

@@ -1,13 +1,13 @@
-"""Syncing to nodes of this machine: the laptop's own code, with the agent run as over SSH; and what their
-projects have."""
+"""Syncing to nodes of this machine, and pulling from them: the laptop's own code, with the agent run as over
+SSH; and what their projects have."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
 import shlex
-import shutil
 import stat
 import subprocess
 import time
@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
+from support import streams
 from support.agentnode import HANG_GUARD, agent_file
 from support.instances import inventory_instance
 
@@ -32,7 +33,6 @@ from cloudddp.tags import Tags
 
 T = TypeVar("T")
 UP_TO_DATE = "files are up to date"
-UPDATED = "updating modes and links on 1 node; nothing is sent from this computer"
 RUNS = Config(job=JobSpec(outputs=("runs",)))
 
 
@@ -44,8 +44,9 @@ class LocalNode:
         self.project = home / PROJECT
         self.sent = 0  # bytes that the laptop has sent to `receive`
         self.processes: list[subprocess.Popen[bytes]] = []
-        (home / ".cloudddp").mkdir(parents=True, mode=0o700)
-        shutil.copytree(agent_file(), home / program.agent_path())
+        (home / ".cloudddp").mkdir(parents=True, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            (home / program.agent_path()).symlink_to(agent_file())
 
 
 class LocalRunner:
@@ -55,13 +56,15 @@ class LocalRunner:
         self.nodes = dict(nodes)
         self.limits: dict[int, int] = {}
         self.wrap: dict[int, str] = {}  # a program with arguments that runs the commands of a node
-        self.on_sent: Callable[[int, int], None] = lambda _node, _sent: None
         self.on_piece: Callable[[int, bytes], None] = lambda _node, _piece: None
         self.on_probed: Callable[[], object] = lambda: None
 
     def connection(self, _node: int) -> None:
         """There is none: each step is a process of its own."""
         return
+
+    def host_key(self, _node: int) -> str:
+        return "ssh-ed25519 AAAA"
 
     def run(self, node: int, spec: CommandSpec) -> Result:
         local, command, stdin = self.nodes[node], spec.command, spec.stdin
@@ -107,7 +110,6 @@ class LocalRunner:
                 if is_transfer:
                     self.nodes[node].sent += len(piece)
                     self.on_piece(node, piece)
-                    self.on_sent(node, self.nodes[node].sent)
                 if not piece:
                     time.sleep(0.005)
                 if left <= 0 or (not piece and process.poll() is not None):
@@ -205,17 +207,10 @@ def same(here: Path, there: Path) -> bool:
     return there.exists() and tree(here) == tree(there)
 
 
-def tree(root: Path, *, leave_out: str = "runs") -> dict[str, Any]:
-    """Return the properties of the files and links below a folder that a sync transfers."""
-    found: dict[str, Any] = {}
-    for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if name != leave_out]
-        for name in [*files, *(n for n in folders if (Path(folder) / n).is_symlink())]:
-            path = Path(folder) / name
-            info = path.lstat()
-            key = str(path.relative_to(root))
-            if stat.S_ISLNK(info.st_mode):
-                found[key] = ("link", os.fspath(path.readlink()))
-            else:
-                found[key] = (path.read_bytes(), bool(info.st_mode & 0o100), info.st_mtime_ns)
-    return found
+def tree(root: Path) -> dict[str, Any]:
+    """Return what a sync transfers of the files and links below a folder, without results."""
+    return {
+        name: data if stat.S_ISLNK(mode) else (data, bool(mode & 0o100), mtime_ns)
+        for name, (mode, mtime_ns, data) in streams.tree(root).items()
+        if not stat.S_ISDIR(mode) and not name.startswith("runs/")
+    }

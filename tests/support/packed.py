@@ -9,12 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.agentnode import HANG_GUARD, Node
-from support.streams import StreamRunner
+from support.agentnode import Node
+from support.localsync import LocalNode, LocalRunner
 
 from cloudddp.agent.protocol.file_steps import PackRequest
 from cloudddp.job.results.pull import pull
-from cloudddp.ssh.running import CommandSpec, Result
 
 
 @dataclass
@@ -33,34 +32,10 @@ def packed(node: Node, *paths: str, **more: Any) -> Sent:
     return sent(node, PackRequest("p", paths or ("runs",), **more))
 
 
-class PackRunner(StreamRunner):
-    """A node whose `pack` runs as a process of this machine."""
-
-    def __init__(self, node: Node) -> None:
-        super().__init__([])
-        self._process = node.popen(PackRequest.STEP)
-
-    def run(self, _node: int, spec: CommandSpec) -> Result:
-        assert spec.on_stdout is not None
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        for answer in spec.stdin:  # first the request
-            self._process.stdin.write(answer)
-            self._process.stdin.flush()
-            if not (data := self._process.stdout.read1(1 << 16)):
-                break
-            spec.on_stdout(data)
-        while data := self._process.stdout.read1(1 << 16):
-            spec.on_stdout(data)
-        _, error = self._process.communicate(timeout=HANG_GUARD)
-        assert error == b""
-        return Result(self._process.returncode, b"", b"")
-
-
 def sent(node: Node, request: PackRequest) -> Sent:
     """Return what arrives in an empty folder."""
     base = Path(tempfile.mkdtemp(dir=node.home.parent))
-    pulled = pull(PackRunner(node), request, node=0, to=base)
+    pulled = pull(LocalRunner({0: LocalNode(node.home)}), request, node=0, to=base)
     found = Sent(notes=list(pulled.notes))
     found.lost = None if pulled.left is None else {one.name: one.reason for one in pulled.left}
     for folder, folders, names in os.walk(base):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-_TIMEOUT = 120  # a hang guard, not a measurement
+_TIMEOUT = 300  # a hang guard, not a measurement
 
 
 def git(folder: Path, *arguments: str) -> None:

@@ -51,7 +51,7 @@ class Result:
 
 def execute(client: paramiko.SSHClient, command: str, stdin: bytes = b"") -> Result:
     """Run a command with `stdin`, and return its status and output."""
-    channel = client.get_transport().open_session(timeout=30)
+    channel = client.get_transport().open_session(timeout=300)
     channel.exec_command(command)
 
     def feed() -> None:
@@ -159,7 +159,7 @@ class Laptop:
             pkey=(key or self.key).paramiko,
             allow_agent=False,
             look_for_keys=False,
-            timeout=30,
+            timeout=300,
             banner_timeout=30,
             auth_timeout=30,
             # Tests share connections, and paramiko's own occasionally loses one.

@@ -15,7 +15,7 @@ from pathlib import Path
 FOLDER = "TEST_PROCESS_FOLDER"
 # Looks at all processes, a second apart, that must find none: one of them may be starting another.
 QUIET = 3
-TIMEOUT = 120.0
+TIMEOUT = 300.0
 
 
 def running(base: Path) -> list[Path]:

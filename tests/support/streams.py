@@ -6,6 +6,7 @@ without the checks of the agent.
 
 from __future__ import annotations
 
+import functools
 import json
 import stat
 import struct
@@ -28,10 +29,8 @@ FOLDER = "folder"  # as the kind of an item, besides FILE and LINK
 NOON_NS = 1_700_000_000_123_456_789
 
 
-def frame(kind: int, head: bytes = b"", body: bytes = b"") -> bytes:
-    return transfer.frame(UNSEALED, kind, head, body)
-
-
+frame = functools.partial(transfer.frame, UNSEALED)
+part = functools.partial(transfer.part, UNSEALED)
 FINISH = frame(transfer.DONE)
 
 
@@ -49,7 +48,7 @@ class Item:
 
     def listing(self) -> bytes:
         path = path_to_wire(self.name)
-        if self.kind == FOLDER and not self.size:
+        if self.kind == FOLDER:
             return listing({"files": {}, "modes": {path: self.mode}})
         entry = [self.kind, self.mode, self.size, self.mtime_ns, path_to_wire(self.target)]
         return listing({"files": {path: entry}})
@@ -68,9 +67,7 @@ def listing(value: Any) -> bytes:
     return frame(transfer.LISTING, sha256(body).digest(), body)
 
 
-def listed(name: str, **more: Any) -> Item:
-    """Return something that is listed, and not sent."""
-    return Item(name, **more)
+listed = Item  # it is not sent
 
 
 def file(name: str, data: bytes = b"from the node\n", **more: Any) -> Item:
@@ -85,13 +82,9 @@ def link(name: str, target: str) -> Item:
     return Item(name, kind=LINK, target=target)
 
 
-def record(number: int, data: bytes = b"", **more: Any) -> Record:
-    fields = {"mtime_ns": NOON_NS, "executable": False, "digest": sha256(data).digest()[:DIGEST], **more}
-    return Record(number, more.pop("size", len(data)), **{k: v for k, v in fields.items() if k != "size"})
-
-
-def part(number: int, offset: int, data: bytes) -> bytes:
-    return transfer.part(UNSEALED, number, offset, data)
+def record(number: int, data: bytes = b"", **changes: Any) -> Record:
+    found = Record(number, len(data), NOON_NS, executable=False, digest=sha256(data).digest()[:DIGEST])
+    return found._replace(**changes)
 
 
 def end(number: int, data: bytes = b"", **more: Any) -> bytes:
@@ -103,16 +96,15 @@ def whole(number: int, data: bytes, sent: bytes | None = None) -> bytes:
     return transfer.end(UNSEALED, record(number, data), data if sent is None else sent)
 
 
-def missing(number: int) -> bytes:
-    return transfer.end(UNSEALED, Record(number, 0, 0, False, bytes(DIGEST), missing=True))
-
-
 UP = "../../../elsewhere"  # from the results to a folder that is not theirs
+# Results that are here before: a node gets the hash of the first, whose time is a whole second.
+HASHED, TIMED, HERE = "runs/hashed", "runs/timed", b"here before"
 _A = listed("runs/a", size=3)
+_B = listed(HASHED, size=len(HERE) + 4, mtime_ns=5)
 _ESCAPE, _UNKNOWN = "leaves the folder", "was not requested"
 _NOT_ASKED = "was not asked for, or has come before"
 # What a stream tries -> why it is refused as a whole, and what it sends after a harmless file (index 0).
-# tests/node/test_transfer_frames.py has frames and names, tests/node/test_receiving.py their order.
+# tests/node/test_protocol.py has frames and names, tests/node/test_receiving.py their order.
 ATTACKS: dict[str, tuple[str, list[Item | bytes]]] = {
     "dot-dot": (_ESCAPE, [file(f"runs/{UP}/planted")]),
     "dot-dot-first": (_ESCAPE, [file(f"{UP}/planted")]),
@@ -135,6 +127,14 @@ ATTACKS: dict[str, tuple[str, list[Item | bytes]]] = {
     "file-that-is-not-sent": ("1 files were not sent", [_A]),
     "offset-of-a-file-that-is-not-here": ("a file that is not here", [_A, part(1, 2, b"abc")]),
     "more-after-the-end": ("continues after its end", [FINISH]),
+    "continues-with-a-wrong-hash": ("differs", [_B, part(1, len(HERE), b"evil"), end(1, HERE + b"good")]),
+    "continues-elsewhere": ("that is not here", [_B, part(1, 5, bytes(9))]),
+    "continues-what-was-not-hashed": (
+        "that is not here",
+        [listed(TIMED, size=99), part(1, len(HERE), bytes(88))],
+    ),
+    "is-the-same-with-a-wrong-hash": ("differs", [_B, end(1, b"other bytes")]),
+    "sends-what-was-not-asked-for": ("was not asked for", [file(TIMED, b"-" * len(HERE))]),
 }
 # The same, of whole streams; some would take much memory, or space.
 STREAMS: dict[str, tuple[str, Callable[[], Iterable[bytes]]]] = {
@@ -178,7 +178,7 @@ def stream(*pieces: Item | bytes) -> Iterator[bytes]:
     for piece in pieces:
         if isinstance(piece, bytes):
             yield piece
-        elif piece.kind != FOLDER or piece.size:
+        elif piece.kind != FOLDER:
             yield from piece.frames(number)
             number += 1
 

@@ -41,7 +41,6 @@ SLOW = {
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_preflight_verb.py::"
     "test_slow_node_is_named": "15 s: torch on three nodes; tests/unit/test_bandwidth.py has the rule",
-    "cli/test_pull_nodes.py": "large files; tests/node/test_pull_continues.py has the transfer",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_report_in_a_browser.py": "Chromium; tests/unit/test_report_page.py has the page",
@@ -108,16 +107,16 @@ SLOW = {
     "node/test_notifications.py::test_delivery_that_never_ends_delays_no_job_and_the_node_ends": "waits 20 s",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
     "node/test_gang.py::test_early_exit_is_the_likely_cause_of_a_lost_connection": "torch",
-    "node/test_handover.py": "gangs; tests/node/test_spread.py sends snapshots too",
+    "node/test_spread.py::test_newest_snapshot_is_sent_to_the_first_node_that_stays": "gangs",
+    "node/test_spread.py::test_nothing_is_sent_at_the_deadline": "waits",
+    "node/test_spread.py::test_snapshot_that_is_not_taken_is_named": "gangs",
     "node/test_huge_lines.py": "1 GB of output",
     "node/test_units.py::test_unused_node_ends": "needs root and namespaces",
-    "node/test_replaced.py": "tests/node/test_new_files.py has which results are listed",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
     "node/test_ranks_alone.py": "2 s each",
     "node/test_stall.py::"
     "test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job": "torch, 26 s each",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
-    "node/test_sync_interrupted.py": "several nodes; tests/node/test_pull_continues.py has a broken transfer",
     # Single tests of the agent.
     "node/test_sync_node.py::test_folder_of_the_most_files": "8 s; no project comes near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
@@ -137,7 +136,7 @@ SLOW = {
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,
-# each of which starts processes. Attacks by a node all run (malicious_agent, results_stream, sync_attacks).
+# each of which starts processes. Attacks by a node all run (malicious_agent, receive, sync_attacks).
 FIRST_PARAMETERS = {
     f"{folder}/test_{name}.py"
     for folder, names in {

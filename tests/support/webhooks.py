@@ -11,7 +11,7 @@ from support.agentnode import until
 from support.web import Handler, Server
 
 SECRET = "T0000/B0000/hook-secret-of-the-path"
-HANG_GUARD = 60.0  # seconds
+HANG_GUARD = 300.0  # seconds
 
 
 class Webhook(Server):

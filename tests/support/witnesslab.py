@@ -21,7 +21,7 @@ from cloudddp.simulator import control
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
 )
-TIMEOUT = 200  # a hang guard, not a measurement
+TIMEOUT = 300  # a hang guard, not a measurement
 MARK = "CLOUDDDP_WITNESS"
 
 

@@ -23,7 +23,7 @@ from cloudddp.ssh.fleet import Fleet, Outcome
 from cloudddp.ssh.running import CommandSpec
 from cloudddp.ssh.target import generate_key
 
-HANG_GUARD = 60.0  # seconds; only a hang is this long
+HANG_GUARD = 300.0  # seconds; only a hang is this long
 
 
 class Stuck:

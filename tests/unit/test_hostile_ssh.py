@@ -19,7 +19,7 @@ from cloudddp.errors import ConnectError, NodeError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import CommandSpec
 
-HANG_GUARD = 60.0
+HANG_GUARD = 300.0
 MIB = 1 << 20
 KEXINIT, CHANNEL_OPEN = 20, 90
 IDENTIFICATION = b"SSH-2.0-hostile\r\n"

@@ -257,7 +257,7 @@ def run_bootcmd(the_plan: Plan, folder: Path) -> list[str]:
     program(folder / "systemctl", f'echo "$@" >> {folder}/called')
     script = shellify(config_of(the_plan)["bootcmd"]).replace(str(Path(TIMER).parent), str(folder))
     subprocess.run(
-        ["sh"], input=script, text=True, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True, timeout=30
+        ["sh"], input=script, text=True, env={"PATH": f"{folder}:/usr/bin:/bin"}, check=True, timeout=300
     )
     return (folder / "called").read_text().splitlines()
 
@@ -286,7 +286,7 @@ def test_boot_check_shuts_down_after_the_deadline(tmp_path: Path, hours: float, 
     assert (script["permissions"], config["runcmd"][-1]) == ("0755", ["sh", BOOT_CHECK])
     (tmp_path / "check").write_text(script["content"])
     subprocess.run(
-        ["sh", tmp_path / "check"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=30
+        ["sh", tmp_path / "check"], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, check=True, timeout=300
     )
     assert (tmp_path / "called").exists() == shut_down
     if shut_down:

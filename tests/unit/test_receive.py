@@ -1,48 +1,61 @@
-"""What the laptop asks a node for, and what it does with it: by what is here already, in the results and of a
-transfer that broke."""
+"""What the laptop asks a node for, by what is here already, and what it does with the stream of `pack`: it
+takes what the agent sends in pieces of any size, refuses the rest, and buffers little. Only what was
+requested is written."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import tempfile
+import tracemalloc
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import streams
 from support.streams import (
     FINISH,
+    FOLDER,
+    HERE,
     NOON_NS,
     Item,
     StreamRunner,
     end,
     file,
+    folder,
+    link,
     listed,
-    missing,
     part,
     runs,
     stream,
+    tree,
 )
 
 from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.manifest import Entry, link_end
 from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
 from cloudddp.agent.protocol.transfer import UNSEALED
 from cloudddp.agent.protocol.writing import begun_name
 from cloudddp.errors import CloudDDPError, NodeError, UsageError
 from cloudddp.files import Folder
-from cloudddp.job.results import placing
+from cloudddp.job.results import placing, receive, safe_names
 from cloudddp.job.results.placing import Pulled
 from cloudddp.job.results.pull import pull
-from cloudddp.job.results.receive import Transfer
 
 WHOLE = NOON_NS // 10**9 * 10**9  # a time that does not identify the contents
+FILE = Entry("f", 0o644, 5, NOON_NS, "")
 LARGE = 3 << 20  # bytes: more than two parts
 DATA = b"12345"
 
 
 @dataclass
 class Laptop:
-    """A folder of results, and a node whose files are in another one."""
+    """The folder of a job's results, in a project, and a node whose files are in another one. Beside them is
+    a folder `elsewhere`, into which nothing may be written."""
 
     to: Path
     node: Path
@@ -55,12 +68,12 @@ class Laptop:
         os.utime(path, ns=(mtime_ns, mtime_ns))
         return path
 
-    def feed(self, pieces: Iterable[bytes], *, breaks: bool = False) -> Pulled:
-        def progress(now: Transfer) -> None:
-            self.seen.append((now.total, now.received))
+    def feed(self, pieces: Iterable[bytes], *names: str, breaks: bool = False) -> Pulled:
+        def progress(received: int, total: int) -> None:
+            self.seen.append((total, received))
 
         self.runner = StreamRunner(pieces, breaks=breaks)
-        return pull(self.runner, runs(), node=0, to=self.to, progress=progress)
+        return pull(self.runner, runs(*names), node=0, to=self.to, progress=progress)
 
     def receive(self, *pieces: Item | bytes) -> Pulled:
         return self.feed(stream(*pieces, FINISH))
@@ -101,8 +114,10 @@ class Laptop:
 @pytest.fixture
 def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
     monkeypatch.setenv("CLOUDDDP_HOME", str(tmp_path / "state"))
-    (tmp_path / "to").mkdir()
-    return Laptop(tmp_path / "to", tmp_path / "node")
+    found = Laptop(tmp_path / "project" / "results" / "job", tmp_path / "node")
+    found.write(tmp_path / "elsewhere" / "bait", b"unharmed")
+    found.to.mkdir(parents=True)
+    return found
 
 
 class Case(NamedTuple):
@@ -122,7 +137,8 @@ CASES = {
     "the same": Case((DATA, NOON_NS), None, (DATA, NOON_NS), None, 1),
     "the same, empty": Case((b"", WHOLE), None, (b"", WHOLE), None, 1),
     "another size": Case((DATA[:3], NOON_NS), None, (DATA, NOON_NS), 0),
-    "another time": Case((DATA, NOON_NS + 1), None, (DATA, NOON_NS), 0),
+    "another time": Case((DATA, NOON_NS), None, (DATA, NOON_NS + 1), 0),
+    "the same contents with a later time": Case((DATA, NOON_NS + 1), None, (DATA, NOON_NS), 5, 1),
     "the same, at a whole second": Case((DATA, WHOLE), None, (DATA, WHOLE), 5, 1),
     "other contents, at a whole second": Case((b"54321", WHOLE), None, (DATA, WHOLE), 5),
     "the same contents with another time": Case((A, WHOLE), None, (A, NOON_NS), len(A), 1),
@@ -135,7 +151,7 @@ CASES = {
     "arrived in part": Case(None, (A[: 2 << 20], NOON_NS, False), (A, NOON_NS), 2 << 20),
     "arrived in part, of another": Case(None, (b"x" * (2 << 20), NOON_NS, False), (A, NOON_NS), 2 << 20),
     "arrived in part, and has shrunk": Case(None, (A[: 2 << 20], NOON_NS, False), (DATA, NOON_NS), 0),
-    "an older one, and arrived in part": Case((b"x", NOON_NS), (A[:999], NOON_NS, False), (A, WHOLE), 999),
+    "an older one, and arrived in part": Case((b"x", WHOLE - 1), (A[:999], NOON_NS, False), (A, WHOLE), 999),
     "it, and arrived in part": Case((A, WHOLE), (A[:999], NOON_NS, False), (A, WHOLE), 999),
 }
 
@@ -206,39 +222,102 @@ def test_file_that_becomes_shorter_is_not_kept(laptop: Laptop, size: int) -> Non
     assert laptop.tree == {"runs/b": b"b"}
 
 
+def test_newer_file_on_this_computer_stays(laptop: Laptop) -> None:
+    laptop.write(laptop.to / "runs/mine", b"mine!", NOON_NS + 1)
+    laptop.write(laptop.to / "runs/same", DATA, NOON_NS + 1)
+    laptop.write(laptop.node / "runs/mine", DATA, NOON_NS)
+    laptop.write(laptop.node / "runs/same", DATA, NOON_NS)
+    found = laptop.pull()
+    assert laptop.tree == {"runs/mine": b"mine!", "runs/same": DATA}
+    assert (found.unchanged, [one.name for one in found.left or ()]) == (1, ["runs/mine"])
+    assert "runs/mine is newer; remove it" in found.notes[0]
+
+
+def test_node_that_only_says_that_it_works_is_given_up(
+    laptop: Laptop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receive, "STUCK", 0.0)
+    alive = transfer.frame(UNSEALED, transfer.ALIVE)
+    with pytest.raises(NodeError, match="node 0: it made no progress for 0 s"):
+        laptop.feed([alive, alive])
+
+
 def test_file_that_the_node_gives_up_is_not_written(laptop: Laptop) -> None:
     given_up = (listed("runs/large", size=LARGE), listed("runs/small", size=5), part(0, 0, DATA))
-    assert laptop.receive(*given_up, missing(0), missing(1), file("runs/b", b"b")).files == 1
+    gone = end(0, missing=True), end(1, missing=True)
+    assert laptop.receive(*given_up, *gone, file("runs/b", b"b")).files == 1
     assert laptop.tree == {"runs/b": b"b"}
 
 
 # -- what no agent sends -------------------------------------------------------------------------------------
 
-KNOWN = b"here before"  # in the results
-HASHED = listed("runs/hashed", size=len(KNOWN) + 4, mtime_ns=5)
-CLAIMS: dict[str, tuple[str, list[Item | bytes]]] = {
-    "continues with a wrong hash": (
-        "differs",
-        [HASHED, part(1, len(KNOWN), b"evil"), end(1, KNOWN + b"good")],
-    ),
-    "continues elsewhere": ("that is not here", [HASHED, part(1, 5, bytes(9))]),
-    "continues what was not hashed": (
-        "that is not here",
-        [listed("runs/timed", size=99), part(1, len(KNOWN), bytes(88))],
-    ),
-    "is the same with a wrong hash": ("differs", [HASHED, end(1, b"other bytes")]),
-    "sends what was not asked for": ("was not asked for", [file("runs/timed", b"-" * len(KNOWN))]),
-}
+
+@pytest.mark.parametrize("name", [*streams.ATTACKS, *streams.STREAMS])
+def test_hostile_stream_is_refused_and_nothing_is_kept(laptop: Laptop, tmp_path: Path, name: str) -> None:
+    for path, mtime_ns in ((streams.HASHED, WHOLE), (streams.TIMED, NOON_NS)):
+        laptop.write(laptop.to / path, HERE, mtime_ns)
+    before = tree(tmp_path)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CloudDDPError, match=(streams.STREAMS | streams.ATTACKS)[name][0]) as refused:
+            laptop.feed(streams.attack(name))
+        assert tracemalloc.get_traced_memory()[1] < 150 << 20
+    finally:
+        tracemalloc.stop()
+    assert "nothing was kept" in str(refused.value)
+    assert refused.value.hint
+    assert tree(tmp_path) == before
 
 
-@pytest.mark.parametrize("claim", CLAIMS)
-def test_false_claim_about_a_file_of_this_computer_changes_nothing(laptop: Laptop, claim: str) -> None:
-    laptop.write(laptop.to / "runs/hashed", KNOWN)
-    laptop.write(laptop.to / "runs/timed", KNOWN, NOON_NS)
-    message, pieces = CLAIMS[claim]
-    with pytest.raises(NodeError, match=f"node 0 sent results that cloudddp refuses: .*{message}"):
-        laptop.receive(file("runs/good"), *pieces)
-    assert laptop.tree == {"runs/hashed": KNOWN, "runs/timed": KNOWN}
+ANY = [
+    folder("runs/a"),
+    link("runs/a/l", "../b"),
+    file("runs/b", b"x" * 5000),
+    listed("runs/large", size=3000),
+    part(2, 0, b"y" * 2000),
+    part(2, 2000, b"z" * 1000),
+    end(2, b"y" * 2000 + b"z" * 1000),
+    FINISH,
+]
+slow = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def cut(data: bytes, sizes: list[int]) -> Iterator[bytes]:
+    at = turn = 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        yield data[at : at + size]
+        at, turn = at + size, turn + 1
+
+
+@slow
+@given(st.lists(st.integers(1, 2000), min_size=1, max_size=5))
+def test_reads_what_the_agent_sends_in_any_pieces(laptop: Laptop, sizes: list[int]) -> None:
+    laptop.to = Path(tempfile.mkdtemp(dir=laptop.node.parent))
+    laptop.feed(cut(b"".join(stream(*ANY)), sizes))
+    assert (laptop.to / "runs/a/l").readlink() == Path("../b")
+    assert laptop.tree == {
+        **dict.fromkeys(("runs/b", "runs/a/l"), b"x" * 5000),
+        "runs/large": b"y" * 2000 + b"z" * 1000,
+    }
+
+
+@slow
+@given(st.data())
+def test_changed_stream_is_read_or_refused(laptop: Laptop, tmp_path: Path, data: st.DataObject) -> None:
+    whole = bytearray(b"".join(stream(*ANY)))
+    at = data.draw(st.integers(0, len(whole) - 1))
+    change = data.draw(st.binary(min_size=1, max_size=12))
+    whole[at : at + len(change)] = change
+    with contextlib.suppress(CloudDDPError):
+        laptop.feed([bytes(whole)])
+    assert (tmp_path / "elsewhere" / "bait").read_text() == "unharmed"
+
+
+def test_number_of_files_is_limited(laptop: Laptop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receive, "MAX_ENTRIES", 100)
+    with pytest.raises(NodeError, match=r"node 0 sent results that cloudddp refuses: .*more than 100 files"):
+        laptop.receive(*(file(f"runs/{k}", b"") for k in range(101)))
 
 
 def test_progress_is_shown_while_a_file_arrives(laptop: Laptop) -> None:
@@ -290,8 +369,129 @@ def test_name_that_this_computer_takes_for_another_one_is_left_out(tmp_path: Pat
         (tmp_path / "arrived" / begun_name(name)).write_text(name)
     with Folder.at(tmp_path / "to") as to, Folder.at(tmp_path / "arrived") as arrived:
         writer = placing._Writer(to, arrived, set())
-        writer.put("Model", placing._Item("Model", ""))
+        writer.put("Model", placing._Item("Model", "", FILE))
         (tmp_path / "to" / "model").hardlink_to(tmp_path / "to" / "Model")
         with pytest.raises(placing._Left, match="another entry of these results has the same path"):
-            writer.put("model", placing._Item("model", ""))
+            writer.put("model", placing._Item("model", "", FILE))
     assert (tmp_path / "to" / "model").read_text() == "Model"
+
+
+# -- what an agent may send, and this computer does not take ------------------------------------------------
+
+
+def test_files_of_git_and_cloudddp_are_left_out_with_a_warning(laptop: Laptop) -> None:
+    items = [*(listed(name, size=1) for name in streams.GUARDED), *map(file, streams.WELCOME), FINISH]
+    found = laptop.feed(stream(*items), ".")
+    assert laptop.tree.keys() == set(streams.WELCOME)
+    assert len(found.notes) == len(set(streams.GUARDED)) - 1  # two of them are in one folder
+
+
+def test_notes_about_files_that_are_left_out_are_limited(laptop: Laptop) -> None:
+    found = laptop.receive(file("runs/a"), *(listed(f"runs/.cloudddp-{number}") for number in range(5000)))
+    assert (len(found.notes), found.notes[-1], found.left) == (51, "and 4950 more", None)
+
+
+@pytest.mark.parametrize("case", sorted(streams.COLLISIONS))
+def test_first_of_two_members_with_one_path_is_kept(laptop: Laptop, case: str) -> None:
+    items = streams.COLLISIONS[case]
+
+    def pieces() -> Iterator[bytes]:
+        yield from stream(*(replace(item, contents=None) for item in items))
+        sent = [item for item in items if item.kind != FOLDER]
+        for number in laptop.runner.wants.files:
+            yield from sent[number].frames(number)
+        yield FINISH
+
+    assert any("left out runs/a" in note for note in laptop.feed(pieces()).notes)
+    assert b"second" not in laptop.tree.values()
+
+
+def test_modes_and_times_are_restricted(laptop: Laptop) -> None:
+    laptop.receive(
+        file("runs/set-user-id", mode=0o6777),
+        file("runs/unreadable", mode=0),
+        file("runs/unreadable-and-large", bytes(2 << 20), mode=0),
+        file("runs/late", mtime_ns=(1 << 60) - 1),
+        file("runs/early", mtime_ns=-(1 << 60)),
+        listed("runs/closed", kind=FOLDER, mode=0),
+        file("runs/closed/x"),
+    )
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in (laptop.to / "runs").iterdir()}
+    assert modes["set-user-id"] == 0o755
+    assert modes["unreadable"] == modes["unreadable-and-large"] == 0o600
+    assert modes["closed"] == 0o700
+    assert (laptop.to / "runs/early").stat().st_mtime_ns == 0
+
+
+def test_link_in_the_target_is_not_followed(laptop: Laptop, tmp_path: Path) -> None:
+    """A link to a file is replaced, and a link to a folder is left out; nothing is written to their
+    targets."""
+    to, away = laptop.to, tmp_path / "elsewhere"
+    (to / "runs").mkdir()
+    (to / "runs" / "a").symlink_to(away / "bait")
+    laptop.receive(file("runs/a", b"new"))
+    assert (to / "runs" / "a").read_text() == "new"
+    assert not (to / "runs" / "a").is_symlink()
+    (to / "runs" / "sub").symlink_to(away)
+    found = laptop.receive(folder("runs/sub"), file("runs/sub/b"))
+    assert f"{to}/runs/sub is a link or a file here and a folder in the results; remove it" in found.notes[1]
+    assert [one.name for one in found.left or ()] == ["runs/sub", "runs/sub/b"]
+    assert (away / "bait").read_text() == "unharmed"
+    assert [path.name for path in away.iterdir()] == ["bait"]
+    assert [path.name for path in to.iterdir()] == ["runs"]
+
+
+# -- names: which were requested, where a link ends, and what git or cloudddp would act on -------------------
+
+
+@pytest.mark.parametrize(
+    ("names", "paths"),
+    [
+        (["runs"], (("runs",),)),
+        (["runs/", "./runs", "runs/a"], (("runs",),)),
+        (["runs/a", "runs/b", "runs-2"], (("runs-2",), ("runs", "a"), ("runs", "b"))),
+        (["."], ((),)),
+        (["runs", "."], ((),)),
+        (["-x", "a b"], (("-x",), ("a b",))),
+    ],
+)
+def test_requested_names(names: list[str], paths: Any) -> None:
+    assert set(safe_names.requested(names)) == set(paths)
+
+
+@pytest.mark.parametrize("name", ["", "/etc", "~/x", "..", "runs/../../x", "runs/../x", "a\0b"])
+def test_names_outside_the_project_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="is not a path inside the project") as refused:
+        safe_names.requested(["runs", name])
+    assert refused.value.message.startswith(repr(name))
+
+
+@pytest.mark.parametrize(
+    ("at", "target", "end"),
+    [
+        ("runs/l", "a", "runs/a"),
+        ("runs/l", "./a//b/", "runs/a/b"),
+        ("runs/x/l", "../a", "runs/a"),
+        ("runs/x/l", "..", "runs"),
+        ("runs/x/l", "../..", ""),
+        ("runs/x/l", "../../..", None),
+        ("runs/l", "a/../b", None),
+        ("runs/l", "a/..", None),
+        ("runs/l", "a/b/up/../../elsewhere", None),  # as in CVE-2025-4517
+        ("runs/l", "/etc", None),
+        ("runs/l", "", None),
+        ("l", "..", None),
+        ("l", "x", "x"),
+    ],
+)
+def test_link_end(at: str, target: str, end: str | None) -> None:
+    found = link_end(tuple(at.split("/")), target)
+    assert found == (None if end is None else tuple(end.split("/")) if end else ())
+
+
+@given(st.text(max_size=12))
+def test_git_folder_is_guarded_in_any_spelling(noise: str) -> None:
+    ignored = "".join(c for c in noise if safe_names.unicodedata.category(c) in ("Cf", "Cc", "Mn"))
+    assert safe_names.guarded(".g" + ignored + "iT. ")
+    assert safe_names.guarded(".cloudddp" + noise)
+    assert safe_names.guarded("cloudddp-" + ignored + "LOGS")

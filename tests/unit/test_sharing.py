@@ -1,13 +1,17 @@
-"""What is copied between the nodes before ranks start, in which rounds, and which paths a node may report."""
+"""What is copied between the nodes before ranks start, in which rounds, and which paths a node may report.
+In a sync: from where each node gets what it lacks, what it may report, and when files are compressed."""
 
 from __future__ import annotations
 
+import os
+import zlib
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.sharing import (
     WIDTH,
     Copy,
@@ -21,8 +25,11 @@ from cloudddp.agent.protocol.sharing import (
     refusal,
     rounds,
 )
+from cloudddp.agent.protocol.transfer import PLAIN, ZLIB
 from cloudddp.config.spec import JobSpec
+from cloudddp.job.distribution import DIRECT, HERE, Distribution
 from cloudddp.job.start_ranks import looking_for
+from cloudddp.job.transfer import MAX_LINE, MAX_NOTES, MEASURED, Compression, Reports
 
 A1, A2, B1 = Offered("a", 1, 5), Offered("a", 2, 5), Offered("b", 1, 5)
 FROM_0, FROM_1, FROM_9 = (Offered("a", 1, 5, f"i-{node}") for node in (0, 1, 9))
@@ -176,6 +183,138 @@ def test_what_only_some_nodes_wrote_is_shared_by_default(
     assert found is None or found.patterns == ()
     limit = max(1, int(job.share_mb * 2**20)) if nodes > 1 and job.share_mb else 0  # else nothing is copied
     assert found is None or found.limit == limit
+
+
+# -- in a sync ----------------------------------------------------------------------------------------------
+
+
+NOTHING, MUCH = 0, DIRECT + 1  # bytes
+
+
+def begun(*lacking: int) -> Distribution:
+    """Return the distribution to nodes that lack this, before any gets something."""
+    found = Distribution(range(len(lacking)))
+    for node, one in enumerate(lacking):
+        assert found.due() == {}, "all nodes answer first"
+        found.answered(node, one)
+    return found
+
+
+def rounds_of(found: Distribution) -> list[dict[int, int]]:
+    """Return what is sent in each round, if all nodes of a round take the same time."""
+    done = []
+    while due := found.due():
+        done.append(due)
+        for node in due:
+            found.complete(node, serves=True)
+    return done
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(2, 1), (5, 1), (6, 2), (8, 2), (25, 2), (64, 3), (125, 3)])
+def test_each_byte_leaves_this_computer_once_and_nodes_copy_in_rounds(nodes: int, count: int) -> None:
+    first, *others = rounds_of(begun(*[MUCH] * nodes))
+    assert first == {0: HERE}
+    assert others == rounds([0], range(1, nodes))
+    assert len(others) == count
+
+
+@pytest.mark.parametrize(
+    ("lacking", "expected"),
+    [
+        ([MUCH], [{0: HERE}]),
+        ([NOTHING, MUCH, NOTHING], [{0: HERE, 2: HERE}, {1: 0}]),
+        ([MUCH, 5], [{1: HERE}, {0: 1}]),
+        ([1000] * 3, [{0: HERE, 1: HERE, 2: HERE}]),
+        ([NOTHING, 1000], [{0: HERE, 1: HERE}]),
+    ],
+    ids=["one node", "complete ones", "the least", "little", "little of one"],
+)
+def test_who_gets_what_from_whom(lacking: list[int], expected: list[dict[int, int]]) -> None:
+    assert rounds_of(begun(*lacking)) == expected
+
+
+def test_node_whose_source_fails_gets_its_files_from_here() -> None:
+    found = begun(MUCH, MUCH, MUCH)
+    assert found.due() == {0: HERE}
+    found.complete(0, serves=True)
+    assert found.due() == {1: 0, 2: 0}
+    assert found.copied(1) == MUCH
+    found.answered(1, MUCH)
+    assert found.due() == {1: HERE}
+    assert found.copied(1) == 0
+
+
+@pytest.mark.parametrize("end", ["gone", "serves nobody"])
+def test_next_node_gets_its_files_from_here_where_the_first_one_serves_nobody(end: str) -> None:
+    found = begun(MUCH, MUCH, MUCH)
+    assert found.due() == {0: HERE}
+    assert found.due() == {}
+    if end == "gone":
+        found.gone(0)
+    else:
+        found.complete(0, serves=False)
+    assert found.due() == {1: HERE}
+    found.complete(1, serves=True)
+    assert found.due() == {2: 1}
+
+
+def test_node_that_ends_before_it_has_answered_is_not_waited_for() -> None:
+    found = Distribution([0, 1])
+    found.answered(1, MUCH)
+    found.gone(0)
+    assert found.due() == {1: HERE}
+
+
+# -- reports -------------------------------------------------------------------------------------------------
+
+
+def test_reports_before_a_bad_one_count() -> None:
+    feed = Reports().feed(b'{"port": 5}\nnot a report\n')
+    assert next(feed).port == 5
+    with pytest.raises(ProtocolError):
+        next(feed)
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        ((MAX_LINE + 1) * b"x", "too long"),
+        (b"\n", "truncated"),
+        ((MAX_NOTES + 1) * b'{"note": "x"}\n', "too many notes"),
+        ((MAX_NOTES + 1) * b'{"lost": "x"}\n', "too many notes"),
+    ],
+    ids=["one line", "no report", "notes", "lost"],
+)
+def test_what_a_node_may_write_is_limited(data: bytes, why: str) -> None:
+    with pytest.raises(ProtocolError, match=why):
+        list(Reports().feed(data))
+
+
+# -- when files are compressed on their way to the nodes -----------------------------------------------------
+
+
+TEXT = b"for step in range(1000): optimizer.step()\n" * 20_000
+
+
+@pytest.mark.parametrize(
+    ("rates", "data", "codec"),
+    [
+        ([], TEXT, PLAIN),  # it was not measured
+        ([25e6], TEXT, ZLIB),  # 200 Mbit/s
+        ([125e6], TEXT, PLAIN),  # 1 Gbit/s
+        ([25e6], os.urandom(1 << 18), PLAIN),
+        ([1e12] * 16 + [1e6] * 64, TEXT, ZLIB),  # a buffer on the way has taken the first bytes at once
+        ([25e6], b"", PLAIN),
+    ],
+    ids=["unknown", "slow", "fast", "random", "buffer", "nothing"],
+)
+def test_what_is_compressed(rates: list[float], data: bytes, codec: int) -> None:
+    compression = Compression()
+    for rate in rates:
+        compression.measure(MEASURED, MEASURED / rate)
+    found, encoded = compression.encode(data)
+    assert found == codec
+    assert (zlib.decompress(encoded) if codec == ZLIB else encoded) == data
 
 
 # -- paths ---------------------------------------------------------------------------------------------------

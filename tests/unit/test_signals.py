@@ -35,7 +35,7 @@ def output(program: str, *, ignored: str = "") -> list[str]:
         env=clean_environment(PYTHONPATH=str(ROOT)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -28,7 +28,7 @@ from cloudddp.ssh.running import CommandSpec
 from cloudddp.ssh.target import generate_key
 
 MIB = 1 << 20
-HANG_GUARD = 60.0  # seconds; only a hang is this long
+HANG_GUARD = 300.0  # seconds; only a hang is this long
 
 
 # -- connecting ----------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         arguments = [str(ssh_site.private_key), str(silent.getsockname()[1]), ssh_site.host.public]
         done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=60, check=True
+            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=True
         )
     assert done.stdout.startswith("inf n at 127.0.0.1 port")
     assert "does not speak SSH" in done.stdout

@@ -16,6 +16,7 @@ from support import file_modes
 from support.localsync import put
 from support.repositories import git
 
+from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_files, sync
@@ -38,13 +39,6 @@ def _default_git_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "xdg"))
 
 
-@pytest.fixture
-def here(tmp_path: Path) -> Path:
-    folder = tmp_path / "here"
-    folder.mkdir()
-    return folder
-
-
 def repository(folder: Path, files: dict[str, str | bytes]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     put(folder, files)
@@ -65,7 +59,7 @@ def test_files_that_git_lists_and_that_exist_are_sent(here: Path) -> None:
     for name in ("gone", "file"):
         (here / name).unlink()
     shutil.rmtree(here / "folder")
-    put(here, {"file/x": ""})
+    put(here, {"file/x": "", f"{REPLACED}/x": ""})  # where nodes keep what is in the way
     assert names(here) == {".gitignore", "train.py", "pkg/a.py", "kept.pt", "new.py", "file/x"}
 
 

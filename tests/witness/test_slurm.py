@@ -71,7 +71,7 @@ def export(lab: SlurmLab, script: str, *words: str) -> str:
         cwd=lab.project,
         check=True,
         capture_output=True,
-        timeout=60,
+        timeout=300,
     )
     return name
 
@@ -127,7 +127,7 @@ def by_hand(lab: SlurmLab) -> Any:
         for rank, (name, interface) in enumerate(slurmlab.NODES.items())
     ]
     for process in running:
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=300)
         assert process.returncode == 0, output
     return weights(lab, "by-hand.pt")
 

@@ -42,14 +42,14 @@ Writer = tuple[str, int]  # job and attempt
 UNKNOWN: Writer = ("", 0)
 
 
-def _check_name(name: str, text: str) -> None:
+def _check_path(name: str, text: str) -> None:
     check_length(name, text, MAX_PATH)
     if text.startswith("/") or ".." in text.split("/") or "\0" in text:
-        raise ProtocolError(f"{name} leads out of the project")
+        raise ProtocolError(f"{name} leaves the project")
 
 
-_Name = Annotated[str, _check_name]
-_Names = Annotated[tuple[_Name, ...], at_most(MAX_FILES)]
+ProjectPath = Annotated[str, _check_path]
+_Names = Annotated[tuple[ProjectPath, ...], at_most(MAX_FILES)]
 _Time = Annotated[int, within(-MAX_SIZE, MAX_SIZE)]
 _Times = Annotated[dict[str, _Time], at_most(MAX_FILES)]
 
@@ -66,7 +66,7 @@ class Part:
     others at most, by their numbers, in ns. `unfinished`: it is the newest of its attempt, which has not
     succeeded."""
 
-    folder: _Name
+    folder: ProjectPath
     names: _Names = ()
     job: OptionalJobId = ""
     attempt: Count = 0

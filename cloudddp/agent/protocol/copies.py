@@ -25,11 +25,6 @@ REPORT = "copied.json"  # the last object of a node: its Copied
 MTIME, LINK = "mtime-ns", "link"  # metadata of an object: the file's time, the target of a symbolic link
 
 
-def node_prefix(prefix: str, node: int) -> str:
-    """Return the beginning of the keys of a node's objects, for the Destination.prefix of its job."""
-    return f"{prefix}/node-{node}"
-
-
 def url_of(bucket: str, prefix: str) -> str:
     return f"s3://{bucket}/{prefix}/"
 
@@ -47,6 +42,14 @@ class Destination:
     limit: Annotated[float, within(0, MAX_SECONDS)]
     patience: Annotated[float, within(0, MAX_SECONDS)]
     scratch: Annotated[tuple[PathText, ...], at_most(MAX_OUTPUTS)] = ()
+
+    @property
+    def url(self) -> str:
+        return url_of(self.bucket, self.prefix)
+
+    def key(self, node: int, *names: str) -> str:
+        """Return the key of an object of a node."""
+        return "/".join([self.prefix, f"node-{node}", *names])
 
 
 class CopyPhase(Enum):

@@ -7,6 +7,9 @@ what is left out and why, and DONE. While the node reads and has nothing to send
 
 from __future__ import annotations
 
+import functools
+import secrets
+from dataclasses import field
 from typing import Annotated, Optional
 
 from cloudddp.agent.protocol import transfer
@@ -81,7 +84,7 @@ class ReceiveRequest:
     none; nobody else may change the files until it has started."""
 
     project: ProjectName
-    secret: Token
+    secret: Token = field(default_factory=functools.partial(secrets.token_hex, 32))
     address: ShortText = ""
     origin: OriginId = ""
     version: Size = 0
@@ -92,9 +95,9 @@ class ReceiveRequest:
 
 
 MAX_LEFT_OUT = 1000  # that are named
-MAX_LISTED = 10_000  # files in one listing
-MAX_NAMES = 1 << 20  # characters of their paths, and of the targets of links
-MAX_LEFT_OUT_TEXT = 8 << 20  # bytes of the text of one listing: a file has up to 150 besides its path
+MAX_LISTED = 1 << 20  # characters in one listing, of paths and targets of links, with LISTED for each file
+LISTED = 100
+MAX_LEFT_OUT_TEXT = 8 << 20  # bytes of its text: up to 6 for a character, and 150 for a file besides its path
 
 
 @frozen

@@ -10,12 +10,13 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Optional
 
+from cloudddp.agent.protocol.checkpoints import ProjectPath
 from cloudddp.agent.protocol.codec import ExitStatus, Number, ProtocolError, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Ago, Exited, Failure, LastLines, Line, Verdict
 from cloudddp.agent.protocol.phases import MAX_NODES, Peer, Token
 from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, Pace
-from cloudddp.agent.protocol.sharing import Offer, ProjectPath
+from cloudddp.agent.protocol.sharing import Offer
 from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 
 MAX_FACT = 300  # characters

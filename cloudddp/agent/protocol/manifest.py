@@ -19,6 +19,7 @@ from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, che
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
+_LATEST_NS = MAX_SIZE // 10**9 * 10**9
 
 
 class Entry(NamedTuple):
@@ -40,8 +41,13 @@ def entry_of(info: os.stat_result, target: str = "") -> Optional[Entry]:
     if stat.S_ISLNK(info.st_mode):
         return Entry(LINK, 0, 0, 0, target)
     if stat.S_ISREG(info.st_mode):
-        return Entry(FILE, 0o755 if info.st_mode & 0o111 else 0o644, info.st_size, info.st_mtime_ns, "")
+        return Entry(FILE, 0o755 if info.st_mode & 0o111 else 0o644, info.st_size, time_of(info), "")
     return None
+
+
+def time_of(info: os.stat_result) -> int:
+    """Return a file's mtime (ns), or the latest whole second that a frame may hold."""
+    return info.st_mtime_ns if info.st_mtime_ns <= MAX_SIZE else _LATEST_NS
 
 
 def manifest_digest(manifest: Mapping[str, Entry]) -> str:

@@ -6,7 +6,7 @@ versions. What no sender may send raises ProtocolError; a file that was begun st
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from typing import Optional, Protocol
 
 from cloudddp.agent.protocol import transfer
@@ -15,6 +15,7 @@ from cloudddp.agent.protocol.transfer import Frame, Record
 from cloudddp.agent.protocol.writing import Incoming
 
 MAX_RESTARTS = 10  # of one file, which was changing while it was read
+MAX_GROWTH = 1 << 30  # bytes of a file beyond its size when it was listed: a log grows
 
 
 class Target(Protocol):
@@ -34,11 +35,11 @@ class Target(Protocol):
 
 
 class Receiver:
-    """Takes the frames of the files that were asked for. `missing` are those that have not come yet,
-    `received` is the number of bytes of contents that have."""
+    """Takes the frames of the files that were asked for. `missing` are those that have not come yet, with
+    their sizes when they were listed; `received` is the number of bytes of contents that have."""
 
-    def __init__(self, wanted: Iterable[int], target: Target) -> None:
-        self.missing = dict.fromkeys(wanted)
+    def __init__(self, wanted: Mapping[int, int], target: Target) -> None:
+        self.missing = dict(wanted)
         self.received = 0
         self._target = target
         self._open: Optional[tuple[int, Incoming]] = None
@@ -89,6 +90,8 @@ class Receiver:
             incoming.restart()
         if offset != incoming.written:
             raise ProtocolError(f"a part of file {number} is missing")
+        if offset + len(data) > self.missing[number] + MAX_GROWTH:
+            raise ProtocolError(f"file {number} is much longer than it was when it was listed")
         incoming.write(memoryview(data))
         self.received += len(data)
         return incoming

@@ -17,13 +17,12 @@ from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
-from cloudddp.agent.protocol.codec import MAX_SIZE
+from cloudddp.agent.protocol.manifest import time_of
 from cloudddp.agent.protocol.transfer import DIGEST, NOTHING, PART_SIZE, Encoded, Known, Record, plain
 
 TRIES = 3
 RECENT_NS = 10**9  # after a write so long ago another one has another time, by the clock of any file system
 HASHED = 32 << 20  # bytes that are only hashed, after which the caller gets a turn
-_LATEST_NS = MAX_SIZE // 10**9 * 10**9
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
@@ -196,11 +195,6 @@ def _record(
         settled=is_stable and began - info.st_mtime_ns > RECENT_NS,
         changed=not is_stable,
     )
-
-
-def time_of(info: os.stat_result) -> int:
-    """Return a file's mtime (ns), or the latest whole second that a frame may hold."""
-    return info.st_mtime_ns if info.st_mtime_ns <= MAX_SIZE else _LATEST_NS
 
 
 def _same(one: os.stat_result, other: os.stat_result) -> bool:

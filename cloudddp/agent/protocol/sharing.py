@@ -11,16 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Annotated
 
-from cloudddp.agent.protocol.checkpoints import MAX_PARTS, SHARD, Checkpoints, Part, folder_of, kind_of
-from cloudddp.agent.protocol.codec import (
-    MAX_PATH,
-    PathText,
-    ProjectName,
-    ProtocolError,
-    at_most,
-    check_length,
-    within,
+from cloudddp.agent.protocol.checkpoints import (
+    MAX_PARTS,
+    SHARD,
+    Checkpoints,
+    Part,
+    ProjectPath,
+    folder_of,
+    kind_of,
 )
+from cloudddp.agent.protocol.codec import PathText, ProjectName, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
 
@@ -33,15 +33,6 @@ MAX_EXCLUDED = 100_000  # paths, as many as a project may have
 MAX_NS = 1 << 63
 LATEST = 86400.0  # seconds by which the clock of another node may be ahead
 WIDTH = 4  # nodes that one node serves at a time
-
-
-def _check_path(name: str, text: str) -> None:
-    check_length(name, text, MAX_PATH)
-    if text.startswith(("/", "~")) or ".." in text.split("/") or "\0" in text:
-        raise ProtocolError(f"{name} leaves the project")
-
-
-ProjectPath = Annotated[str, _check_path]
 
 
 @frozen
@@ -203,19 +194,10 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
 
 
 def _matches(parts: Sequence[str], pattern: str) -> bool:
-    words = [word for word in pattern.split("/") if word not in ("", ".")]
-
-    def closed(reached: Iterable[int]) -> set[int]:
-        """Return the positions in the pattern that are reached without another part of the path."""
-        found = set(reached)
-        for at, word in enumerate(words):
-            if at in found and word == "**":
-                found.add(at + 1)
-        return found
-
-    reached = closed([0])
-    for part in parts:
-        stay = [at for at in reached if at < len(words) and words[at] == "**"]
-        go = [at + 1 for at in reached if at < len(words) and fnmatch.fnmatchcase(part, words[at])]
-        reached = closed([*stay, *go])
-    return len(words) in reached
+    ends = {0}  # how many parts the words so far may match
+    for word in pattern.split("/"):
+        if word == "**":
+            ends = set(range(min(ends, default=len(parts) + 1), len(parts) + 1))
+        elif word not in ("", "."):
+            ends = {at + 1 for at in ends if at < len(parts) and fnmatch.fnmatchcase(parts[at], word)}
+    return len(parts) in ends

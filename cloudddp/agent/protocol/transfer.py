@@ -23,7 +23,6 @@ from cloudddp.agent.protocol.codec import (
     Count,
     OptionalJobId,
     ProtocolError,
-    Size,
     at_most,
     decode,
     encode,
@@ -301,12 +300,11 @@ NOTHING = Known(0, "")
 
 @frozen
 class Wants:
-    """What a receiver lacks: the indexes of files, and what it has of some of them. `size` is the number of
-    bytes to send, `delete` how many files a node will delete."""
+    """What a receiver lacks: the indexes of files, and what it has of some of them; and how many files
+    a node will delete."""
 
     files: Annotated[tuple[Annotated[int, within(0, MAX_ENTRIES)], ...], at_most(MAX_ENTRIES)] = ()
     known: Annotated[dict[int, Known], at_most(MAX_KNOWN)] = field(default_factory=dict)
-    size: Size = 0
     delete: Count = 0
 
     def of(self, files: Sequence[tuple[str, Entry]]) -> list[tuple[int, Known]]:

@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 from collections import OrderedDict
+from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -128,19 +129,26 @@ class FileWriter:
             return None
         return known if known.size else None
 
-    def begin(self, path: str, offset: int, present: Optional[int] = None) -> Incoming:
+    def forget(self, but: Iterable[str]) -> None:
+        """Delete what was begun, but for these files."""
+        kept = {begun_name(path) for path in but}
+        with os.scandir(self._begun) as found:
+            names = [one.name for one in found if one.name not in kept]
+        for name in names:
+            os.unlink(name, dir_fd=self._begun)
+
+    def begin(self, path: str, offset: int, *, in_place: bool = False) -> Incoming:
         """Return a file that comes in parts, which has to be finished or closed: with the first `offset`
-        bytes of an open file that is `present`, or of what was begun of it; 0: empty."""
+        bytes of what was begun of it, or of the file `in_place`; 0: empty."""
         name = begun_name(path)
-        is_new = present is not None or not offset
+        is_new = in_place or not offset
         descriptor = os.open(name, _BEGUN | os.O_TRUNC * is_new, 0o600, dir_fd=self._begun)
         incoming = Incoming(descriptor, name)
         try:
-            while present is not None and incoming.written < offset:
-                piece = os.pread(present, min(PIECE, offset - incoming.written), incoming.written)
-                if not piece:
-                    break
-                incoming.write(memoryview(piece))
+            if is_new and offset:
+                with os.fdopen(self.present(path), "rb", 0) as file:
+                    while piece := file.read(min(PIECE, offset - incoming.written)):
+                        incoming.write(memoryview(piece))
             if incoming.written != offset:
                 raise ProtocolError(f"a part of {path!r} is missing")
         except BaseException:
@@ -149,7 +157,12 @@ class FileWriter:
         return incoming
 
     def finish(self, path: str, record: Record, incoming: Incoming, mode: int) -> None:
-        """Give a file that is complete its name, permissions and time, and close it."""
+        """Give a file that is complete its permissions, time and name, and close it."""
+        self.complete(record, incoming, mode)
+        self._place_at(path, incoming.name, record)
+
+    def complete(self, record: Record, incoming: Incoming, mode: int) -> None:
+        """Likewise, but leave it in `begun`."""
         try:
             os.fchmod(incoming.descriptor, mode)
             os.utime(incoming.descriptor, ns=(record.mtime_ns, record.mtime_ns))
@@ -157,7 +170,6 @@ class FileWriter:
                 os.fsync(incoming.descriptor)
         finally:
             incoming.close()
-        self._place_at(path, incoming.name, record)
 
     def link(self, path: str, target: str, mtime_ns: Optional[int] = None) -> None:
         name = self._name()

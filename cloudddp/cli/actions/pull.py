@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.cli.actions.pull_from_s3 import pull_from_s3, report_pulled
+from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session, start_session
 from cloudddp.cluster import lookup
@@ -27,8 +27,6 @@ from cloudddp.operations.results import (
     PROJECT_ROOT,
     JobResults,
     PullRequest,
-    collect_logs,
-    names_to_pull,
     raise_incomplete,
     raise_left_out,
     report_held,
@@ -87,21 +85,29 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         first = _first_node(cluster, runner, record, wanted)
         base = wanted.folder(session.root, record.id)
         targets = wanted.targets(runner.nodes, first, base)
-        names = paths or names_to_pull(job)
+        names = paths or job.outputs or (PROJECT_ROOT,)
         replies = new_files.find_all(runner, job).values
-        splits = not paths and wanted.to is None
-        results = JobResults(session, runner, cluster, record.id, base, targets, replies, splits)
+        results = JobResults(
+            session,
+            runner,
+            cluster,
+            record.id,
+            base,
+            targets,
+            replies,
+            dict.fromkeys(targets, names),
+            everything=bool(paths),
+            splits=not paths and wanted.to is None,
+        )
         try:
-            results.pull(dict.fromkeys(targets, names), everything=bool(paths))
+            results.pull(console.print_text)
         except KeyboardInterrupt:
             console.log("what has arrived is kept; repeat the command to continue")
             raise
-        for source, pulled in sorted(results.outcome.values.items()):
-            report_pulled(console, source, pulled, targets[source])
-        incomplete = results.merge(new_files.find_all(runner, job).values if results.known.parts else {})
-        if results.outcome.values and not paths:
-            collect_logs(console, runner, record.id, base)
-            results.split_by_job()
+        incomplete: Sequence[str] = ()
+        if results.outcome.values:
+            after = new_files.find_all(runner, job).values if results.known.parts else {}
+            incomplete = results.complete(after)
         for source, error in sorted(results.outcome.errors.items())[1:]:
             console.warn(f"node {source}: its results were not pulled: {one_line(str(error), 500)}")
         results.outcome.all()

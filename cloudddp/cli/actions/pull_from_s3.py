@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError, q
-from cloudddp.formats import counted, from_here
-from cloudddp.job.launch_record import LaunchRecord, s3_place_of
+from cloudddp.job.launch_record import LaunchRecord, s3_destination_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.placing import Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
@@ -22,8 +19,9 @@ from cloudddp.operations.results import (
     merge_checkpoints,
     raise_incomplete,
     raise_left_out,
+    report_pulled,
 )
-from cloudddp.text import node_list, one_line, size_of
+from cloudddp.text import node_list, one_line
 
 
 def pull_from_s3(
@@ -34,34 +32,30 @@ def pull_from_s3(
 ) -> None:
     """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is
     nothing."""
-    place = s3_place_of(record.config, record.job)
+    place = s3_destination_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
     console.log(f"the nodes of job {record.job} have gone: reading {place.url}")
     aws = session.aws()
     found = s3_pull.find(aws, place)
     lacking = _report_state(console, found)
-    reports = {number: one.report for number, one in found.items() if one.report is not None}
-    zero = next((number for number, one in reports.items() if one.rank_zero), min(found, default=0))
+    zero = next((number for number, one in found.items() if one.report.rank_zero), min(found, default=0))
     first = zero if wanted.node is None else wanted.node
     base = wanted.folder(session.root, record.job)
     targets = wanted.targets(found, first, base)
-    parts = {number: one.checkpoints for number, one in reports.items() if number in targets}
-    known = Checkpoints(parts)
+    known = Checkpoints({number: found[number].report.checkpoints for number in targets if number in found})
     names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     outputs: dict[int, Pulled] = {}
     for number, target in targets.items():
-        objects = found[number].outputs if number in found else {}
+        objects = found.get(number, NodeObjects()).outputs
         outputs[number] = s3_pull.fetch(aws, place, objects, names, node=number, to=target, known=known)
-        report_pulled(console, number, outputs[number], target)
+        report_pulled(console, console.print_text, number, outputs[number], target)
         files += outputs[number].files
     for number, one in found.items() if not wanted.paths else ():
         logs = base / LOGS / f"node{number}"
-        below = sorted({name.split("/")[0] for name in one.logs if not name.startswith(("/", "."))})
-        if below:
-            pulled = s3_pull.fetch(aws, place, one.logs, below, node=number, to=logs)
-            report_pulled(console, number, pulled, logs)
-            files += pulled.files
+        pulled = s3_pull.fetch(aws, place, one.logs, [PROJECT_ROOT], node=number, to=logs)
+        report_pulled(console, console.print_text, number, pulled, logs)
+        files += pulled.files
     if files and not wanted.paths:
         write_report(console, record.job, base)
     if not files and all(one.is_empty for one in outputs.values()):
@@ -84,23 +78,12 @@ def pull_from_s3(
 
 def _report_state(console: Console, found: dict[int, NodeObjects]) -> list[int]:
     """Warn of nodes that have not copied everything, as they have reported it; return them."""
-    lacking = []
-    for number, one in found.items():
-        if one.report is None or one.report.phase is not CopyPhase.COMPLETE:
-            lacking.append(number)
-        if one.report is None:
+    reports = {number: one.report for number, one in found.items()}
+    lacking = {number: one for number, one in reports.items() if one.phase is not CopyPhase.COMPLETE}
+    for number, one in lacking.items():
+        if one.phase is CopyPhase.COPYING:
             console.warn(f"node {number} ended before it had copied everything")
-        elif one.report.phase is not CopyPhase.COMPLETE:
-            why = one.report.error or "; ".join(one.report.notes)
-            of = f"{one.report.files} of {one.report.expected} files"
+        else:
+            why, of = one.error or "; ".join(one.notes), f"{one.files} of {one.expected} files"
             console.warn(f"node {number} has copied {of}: {one_line(why, 500)}")
-    return lacking
-
-
-def report_pulled(console: Console, node: int, pulled: Pulled, target: Path) -> None:
-    for line in pulled.notes:
-        console.warn(f"node {node}: {line}")
-    if pulled.found:
-        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
-        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
-        console.print_text(f"{what} -> {from_here(target)}{same}")
+    return list(lacking)

@@ -106,7 +106,7 @@ class Nodes:
         wanted = tuple(number for number, entry in enumerate(files) if entry.kind == FILE)
         size = sum(entry.size for entry in files)
         for event in (
-            ReceiveEvent(Wants(wanted, size=size)),
+            ReceiveEvent(Wants(wanted)),
             ReceiveEvent(complete=True, done=ReceiveReply()),
         ):
             report(encode(event) + b"\n")

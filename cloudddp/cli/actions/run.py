@@ -47,7 +47,7 @@ from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import go_on
 from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import Left, collect, ended_nodes
+from cloudddp.operations.results import Left, collect
 from cloudddp.operations.start_job import (
     Detached,
     JobStopped,
@@ -257,11 +257,10 @@ def _collect(session: Session, runner: Runner, cluster: Cluster, job_id: str, en
     """Pull results before the nodes are terminated. A job that may still run is ended first."""
     if ending.unknown or ending.detached:
         return
-    with signals.protected(lambda: session.console.log("checking the nodes for results first")):
-        if ending.finished is None:
+    if ending.finished is None:
+        with signals.protected(lambda: session.console.log("checking the nodes for results first")):
             cancel.abort_launch(runner, job_id, grace=session.settings.job.stop_grace)
-        ended = ended_nodes(session, cluster, ending.finished)
-    ending.left = collect(session, runner, cluster, job_id, ended)
+    ending.left = collect(session, runner, cluster, job_id, ending.finished)
 
 
 def _end(session: Session, cluster: Cluster, ending: _Ending) -> None:

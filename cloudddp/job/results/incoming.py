@@ -33,35 +33,32 @@ def name_of(*words: str) -> str:
 def incoming(target: Folder, name: str, *, keeps: bool = True) -> Iterator[Folder]:
     """Yield the folder of a transfer, with the permissions that the umask leaves. What is left in it is
     removed in the end, unless the transfer broke and `keeps`."""
+    keep = False
     try:
-        folder = _locked(target, name)
+        with _locked(target, name) as folder:
+            try:
+                with folder.enter("files", make=0o777) as files:
+                    try:
+                        yield files
+                    except (NodeError, KeyboardInterrupt):
+                        keep = keeps and bool(files.names())
+                        raise
+            finally:
+                if not keep:
+                    shutil.rmtree(name, ignore_errors=True, dir_fd=target.descriptor)
     except OSError as error:
         raise cannot_write(target.path, error) from None
-    keep = False
-    with folder:
-        try:
-            with folder.enter("files", make=0o777) as files:
-                try:
-                    yield files
-                except (NodeError, KeyboardInterrupt):
-                    keep = keeps and bool(files.names())
-                    raise
-        except OSError as error:
-            raise cannot_write(target.path, error) from None
-        finally:
-            if not keep:
-                shutil.rmtree(name, ignore_errors=True, dir_fd=target.descriptor)
 
 
-def _locked(target: Folder, name: str) -> Folder:
-    """Return the folder, created if it is missing, locked until it is closed. Raises OSError."""
+@contextlib.contextmanager
+def _locked(target: Folder, name: str) -> Iterator[Folder]:
+    """Yield the folder, created if it is missing, locked. Raises OSError."""
     while True:
         try:
             folder = target.enter(name, make=0o700)
         except NotADirectoryError:
             raise _unusable(target, name, "is not a folder") from None
-        with contextlib.ExitStack() as opened:
-            opened.enter_context(folder)
+        with folder:
             info = os.fstat(folder.descriptor)
             if info.st_uid != os.geteuid() or stat.S_IMODE(info.st_mode) & 0o077:
                 raise _unusable(target, name, "can be used by other users")
@@ -72,13 +69,13 @@ def _locked(target: Folder, name: str) -> Folder:
                     f"another pull from this node is writing to {target.path}",
                     hint=f"wait until it has ended, or {OTHER_FOLDER_HINT}",
                 ) from None
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # another pull has completed and removed it meanwhile
+            try:
                 here = os.stat(name, dir_fd=target.descriptor, follow_symlinks=False)
-                if (here.st_dev, here.st_ino) == folder.identity:
-                    opened.pop_all()
-                    return folder
+            except FileNotFoundError:
+                continue  # another pull has completed and removed it meanwhile
+            if os.path.samestat(here, info):
+                yield folder
+                return
 
 
 def _unusable(target: Folder, name: str, why: str) -> CloudDDPError:

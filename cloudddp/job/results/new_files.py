@@ -10,48 +10,27 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.results import NewFiles, NewFilesReply, NewFilesRequest, PulledRequest
+from cloudddp.agent.protocol.results import NewFiles, NewFilesReply, NewFilesRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.config.spec import JobSpec
-from cloudddp.job.results.placing import Pulled
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line, size_of
 
 REPLY_SECONDS = 30.0  # the agent itself searches for 10 at most
 
 
-def find_all(
-    runner: Runner, job: JobSpec, *, job_id: str = "", retry: bool = False
-) -> Outcome[NewFilesReply]:
-    """Return the new files of one job, or of all, on every node, and why a node did not answer.
-
-    `retry`: repeat the request over a new connection if the old one fails.
-    """
+def find_all(runner: Runner, job: JobSpec, job_id: str = "") -> Outcome[NewFilesReply]:
+    """Return the new files of one job, or of all, on every node, and why a node did not answer, also over a
+    new connection."""
+    message = request(runner, job, job_id)
 
     def ask(node: int) -> NewFilesReply:
-        return find(runner, node, job, job_id=job_id)
+        return client.call(runner, node, message, timeout=REPLY_SECONDS)
 
-    return runner.each(client.repeated(runner, ask) if retry else ask, fatal=lambda _: False)
-
-
-def find(
-    runner: Runner,
-    node: int,
-    job: JobSpec,
-    *,
-    job_id: str = "",
-    timeout: float = REPLY_SECONDS,
-) -> NewFilesReply:
-    """Return the new files on one node. Raises NodeError."""
-    return client.call(runner, node, _request(runner, job, job_id), timeout=timeout)
+    return runner.each(client.repeated(runner, ask), fatal=lambda _: False)
 
 
-def selection_of(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest | None:
-    """Return what a pull without names takes, or None: the outputs."""
-    return None if job.outputs else _request(runner, job, job_id)
-
-
-def _request(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest:
+def request(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest:
     return NewFilesRequest(
         PROJECT,
         tuple(job.outputs),
@@ -60,13 +39,6 @@ def _request(runner: Runner, job: JobSpec, job_id: str) -> NewFilesRequest:
         limit=int(job.pull_mb * 2**20),
         present=tuple(runner.ids.values()),
     )
-
-
-def mark_pulled(runner: Runner, node: int, names: Sequence[str], time_ns: int, pulled: Pulled) -> None:
-    """Record on a node that these paths have been pulled, as they were at `time_ns` (of a NewFilesReply), and
-    what was left out. Raises NodeError."""
-    if pulled.left is not None:
-        client.call(runner, node, PulledRequest(PROJECT, tuple(names), time_ns, pulled.left))
 
 
 def lost_files(replies: Mapping[int, NewFilesReply]) -> dict[int, list[str]]:

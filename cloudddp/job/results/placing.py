@@ -20,10 +20,10 @@ from typing import BinaryIO, NamedTuple
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part, folder_of, is_shard
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.manifest import LINK, Entry
 from cloudddp.agent.protocol.results import LeftFile
 from cloudddp.agent.protocol.transfer import MAX_KNOWN, NOTHING, Known, Record
-from cloudddp.agent.protocol.writing import FileWriter, Incoming, begun_name, known_of, open_file
+from cloudddp.agent.protocol.writing import FileWriter, Incoming, begun_name, known_of
 from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder, state_home
 from cloudddp.job.results import safe_names
@@ -50,13 +50,15 @@ class _Writer(FileWriter):
         """`placed`: files that must not be replaced, by device and inode."""
         super().__init__(target.descriptor, arrived.descriptor)
         self._path, self._home, self._placed = target.path, identity_of(state_home()), placed
+        self._mtime_ns = 0  # of what is placed, on the node
 
     def put(self, path: str, item: _Item) -> int:
         """Place a file or link; return its size. Raises _Left."""
-        if item.link is None:
-            self._place_at(path, begun_name(item.path))
+        self._mtime_ns = item.entry.mtime_ns
+        if item.entry.kind == LINK:
+            self.link(path, item.entry.target, _local_time(item.entry.mtime_ns))
         else:
-            self.link(path, item.link, item.mtime_ns)
+            self._place_at(path, begun_name(item.path))
         parent, base = self.place(path)
         info = os.stat(base, dir_fd=parent, follow_symlinks=False)
         self._placed.add(_identity(info))
@@ -82,6 +84,8 @@ class _Writer(FileWriter):
                 raise _Left(_TAKEN)
             if stat.S_ISDIR(info.st_mode):
                 raise self._conflict(path, "is a folder here and a file in the results")
+            if stat.S_ISREG(info.st_mode) and 0 < self._mtime_ns < info.st_mtime_ns:
+                raise self._conflict(path, "is newer")
 
     def _enter(self, parent: int, base: str, path: str) -> int:
         if Folder(parent, Path(path)).kind(base) not in (0, stat.S_IFDIR):
@@ -127,10 +131,7 @@ class _Item(NamedTuple):
 
     path: str
     job: str
-    size: int = 0  # bytes
-    mode: int = 0
-    link: str | None = None
-    mtime_ns: int = 0
+    entry: Entry
 
 
 class Placing:
@@ -152,10 +153,10 @@ class Placing:
         self._folders: dict[str, int] = {}  # path -> mode
         self._items: dict[str, _Item | None] = {}  # by path; None: unchanged
         self._placed: set[tuple[int, int]] = set()
-        self._arrived, self._writer = arrived, FileWriter(arrived.descriptor, arrived.descriptor)
+        self._arrived, self._writer = arrived, _Writer(target, arrived, self._placed)
         self._before = frozenset(arrived.names())  # what had arrived in transfers that broke
         self._allowed = os.fstat(arrived.descriptor).st_mode
-        self._target, self._roots, self._notes, self._node = target, roots, notes, node
+        self._target, self._roots, self.notes, self.node = target, roots, notes, node
         self.places = places or {}
 
     def close(self) -> None:
@@ -171,32 +172,29 @@ class Placing:
         if guarded is not None:
             why = "git or cloudddp would act on it, so `pull` never writes it"
             is_result = parts[guarded - 1] != ".git"
-            self._notes.left_out("/".join(parts[:guarded]), why, counts=is_result)
+            self.notes.left_out("/".join(parts[:guarded]), why, counts=is_result)
         elif safe_names.too_long(parts):
-            self._notes.left_out(path, "its path is too long")
+            self.notes.left_out(path, "its path is too long")
         elif path in self._items:
-            self._notes.left_out(path, _TAKEN)
+            self.notes.left_out(path, _TAKEN)
         else:
-            return bool(parts)
+            return True
         return False
 
     def folder(self, path: str, mode: int) -> None:
         if self.accepts(path):
             self._folders[path] = mode
 
-    def link(self, path: str, target: str, mtime_ns: int, job: str = "") -> None:
-        if self.accepts(path, target):
-            self._items[path] = _Item(path, job, link=target, mtime_ns=_local_time(mtime_ns))
-            with contextlib.suppress(OSError):
-                if os.readlink(path, dir_fd=self._target.descriptor) == target:
-                    self._items[path] = None
-
-    def file(self, number: int, path: str, entry: Entry, job: str = "") -> None:
-        """Take what is here of a file, or want it."""
-        if not self.accepts(path):
+    def item(self, number: int, path: str, entry: Entry, job: str = "") -> None:
+        """Take a link, or what is here of a file, which is wanted otherwise."""
+        if not self.accepts(path, entry.target if entry.kind == LINK else None):
             return
-        mode = 0o600 | (entry.mode & 0o755 & self._allowed)
-        self._items[path] = item = _Item(path, job, entry.size, mode)
+        self._items[path] = item = _Item(path, job, entry)
+        if entry.kind == LINK:
+            with contextlib.suppress(OSError):
+                if os.readlink(path, dir_fd=self._target.descriptor) == entry.target:
+                    self._items[path] = None
+            return
         known = NOTHING
         if (key := begun_name(path)) in self._before:
             if _is_same(os.stat(key, dir_fd=self._arrived.descriptor, follow_symlinks=False), entry):
@@ -206,7 +204,7 @@ class Placing:
                 self._arrived.remove(key)
                 known = NOTHING
         if not known.size:
-            with contextlib.suppress(OSError), self._opened(path) as here:
+            with contextlib.suppress(OSError), os.fdopen(self._writer.present(path), "rb") as here:
                 info = os.fstat(here.fileno())
                 if _is_same(info, entry):
                     self._items[path] = None
@@ -214,29 +212,28 @@ class Placing:
                     return
                 # Hidden files of this user: not even their hashes go to a node.
                 is_hidden = path.startswith(".") or "/." in path
-                if not (is_hidden or info.st_mtime_ns % 10**9 or info.st_size > entry.size):
+                is_exact = info.st_mtime_ns % 10**9 and info.st_mtime_ns <= entry.mtime_ns
+                if not (is_hidden or is_exact or info.st_size > entry.size):
                     known = known_of(os.dup(here.fileno()))
                     self._in_target.add(number)
         self.wanted[number] = item
         if known.size and len(self.known) < MAX_KNOWN:
             self.known[number] = known
 
-    def _opened(self, path: str) -> BinaryIO:
-        """Return a file of the target. Raises OSError."""
-        return os.fdopen(open_file(self._target.descriptor, path), "rb")
-
     def check_space(self) -> int:
         """Return how many bytes have to be sent. Raises CloudDDPError where they do not fit."""
-        size = sum(one.size for one in self.wanted.values()) - sum(one.size for one in self.known.values())
+        size = sum(one.entry.size for one in self.wanted.values())
+        size -= sum(one.size for one in self.known.values())
         disk = os.fstatvfs(self._target.descriptor)
         free = max(disk.f_bavail * disk.f_frsize, MIB)  # of less the writing fails
         if size > free:
-            largest = max(self.wanted.values(), key=lambda one: one.size)
-            is_one = largest.size > free
-            what = f"{one_line(largest.path, LONGEST_NOTE)} is" if is_one else "the results are"
+            what, lacks = "the results are", size
+            largest = max(self.wanted.values(), key=lambda one: one.entry.size)
+            if largest.entry.size > free:
+                what, lacks = f"{one_line(largest.path, LONGEST_NOTE)} is", largest.entry.size
             raise CloudDDPError(
-                f"node {self._node}: {what} {-(-(largest.size if is_one else size) // MIB)} MiB, and "
-                f"{free // MIB} MiB are free on this computer's disk; nothing was kept",
+                f"node {self.node}: {what} {-(-lacks // MIB)} MiB, and {free // MIB} MiB are free on this "
+                "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
         return size
@@ -247,14 +244,16 @@ class Placing:
         path = self.wanted[number].path
         if offset not in (0, self.known.get(number, NOTHING).size):
             raise ProtocolError(f"{path!r} continues a file that is not here")
-        if not offset or number not in self._in_target:
-            return self._writer.begin(path, offset)
-        with self._opened(path) as here:
-            return self._writer.begin(path, offset, here.fileno())
+        return self._writer.begin(path, offset, in_place=number in self._in_target)
 
     def finish(self, record: Record, incoming: Incoming) -> None:
-        item = self.wanted[record.number]
-        self._writer.finish(incoming.name, self._noted(item, record), incoming, item.mode)
+        item, moment = self.wanted[record.number], _local_time(record.mtime_ns)
+        if record.changed:
+            self.notes.changed(item.path)
+        if not record.settled:  # a whole second does not identify the contents
+            moment -= moment % 10**9
+        mode = 0o600 | (item.entry.mode & 0o755 & self._allowed)
+        self._writer.complete(record._replace(mtime_ns=moment), incoming, mode)
 
     def confirm(self, record: Record) -> bool:
         number, digest = record.number, record.digest.hex()
@@ -267,14 +266,6 @@ class Placing:
         """The node has said why, unless it was deleted."""
         del self._items[self.wanted[record.number].path]
 
-    def _noted(self, item: _Item, record: Record) -> Record:
-        """Return a record with the time that its file gets here: a whole second, where it does not identify
-        the contents."""
-        if record.changed:
-            self._notes.changed(item.path)
-        moment = _local_time(record.mtime_ns)
-        return record._replace(mtime_ns=moment if record.settled else moment // 10**9 * 10**9)
-
     # -- objects of S3 ---------------------------------------------------------------------------------------
 
     def open(self, number: int) -> BinaryIO:
@@ -282,7 +273,9 @@ class Placing:
         return os.fdopen(self._arrived.create(begun_name(self.wanted[number].path), 0o644), "wb")
 
     def set_time(self, path: str, mtime_ns: int) -> None:
-        moment = _local_time(mtime_ns)
+        item, moment = self._items[path], _local_time(mtime_ns)
+        if item is not None:
+            self._items[path] = item._replace(entry=item.entry._replace(mtime_ns=mtime_ns))
         os.utime(
             begun_name(path), ns=(moment, moment), dir_fd=self._arrived.descriptor, follow_symlinks=False
         )
@@ -296,16 +289,15 @@ class Placing:
         """Move what has arrived to its place, incomplete checkpoints to INCOMPLETE there. `known` are those
         of the nodes that are pulled from. Raises OSError."""
         items = [item for item in self._items.values() if item is not None]
-        parts = {folder: of[self._node] for folder, of in known.parts.items() if self._node in of}
-        complete = {one for one in parts if not known.problems[one] and self._node in known.holders(one)}
+        parts = {folder: of[self.node] for folder, of in known.parts.items() if self.node in of}
+        complete = {one for one in parts if not known.problems[one] and self.node in known.holders(one)}
         incomplete, files, size = dict[str, None](), Counter[str](), 0
         with contextlib.ExitStack() as opened:
-            writers: dict[str, _Writer] = {}
-            for job in {"", *(item.job for item in items)}:
-                place = opened.enter_context(target_folder(self.places[job])) if job else self._target
-                writers[job] = opened.enter_context(
-                    contextlib.closing(_Writer(place, self._arrived, self._placed))
-                )
+            writers = {"": self._writer}
+            for job in {item.job for item in items} - writers.keys():
+                place = opened.enter_context(target_folder(self.places[job]))
+                writers[job] = _Writer(place, self._arrived, self._placed)
+                opened.callback(writers[job].close)
             if len(writers) > 1:  # only other jobs may have files there
                 own = {str(at) for item in items if not item.job for at in Path(item.path).parents}
                 self._folders = {path: mode for path, mode in self._folders.items() if path in own}
@@ -328,9 +320,9 @@ class Placing:
         return Pulled(
             files.total(),
             size,
-            self._notes.lines,
+            self.notes.lines,
             len(self._items) - len(items),
-            self._notes.left,
+            self.notes.left,
             tuple(incomplete),
             {job: count for job, count in files.items() if job},
         )
@@ -340,11 +332,11 @@ class Placing:
         try:
             yield
         except _Left as error:
-            self._notes.left_out(path, str(error))
+            self.notes.left_out(path, str(error))
         except OSError as error:
             if error.errno not in _OF_ONE_FILE:
                 raise
-            self._notes.left_out(path, error.strerror or "")
+            self.notes.left_out(path, error.strerror or "")
 
 
 def _is_same(info: os.stat_result, entry: Entry) -> bool:

@@ -64,7 +64,7 @@ def pull(
     *,
     node: int,
     to: Path,
-    progress: Progress = lambda _: None,
+    progress: Progress = lambda *_: None,
     places: Mapping[str, Path] | None = None,
     known: Checkpoints | None = None,
 ) -> Pulled:
@@ -80,13 +80,13 @@ def pull(
     roots = safe_names.requested(request.paths)
     check_target(to)
     request = replace(request, paths=tuple("/".join((".", *root)) for root in roots))
-    notes = Notes(of_logs=bool(request.job))
     folder = incoming.name_of(runner.host_key(node), request.job)
     with target_folder(to) as target:
         try:
             with incoming.incoming(target, folder) as arrived:
+                notes = Notes(of_logs=bool(request.job))
                 placing = Placing(arrived, target, roots, notes, node, places or {})
-                with contextlib.closing(Receive(placing, notes, progress)) as receive:
+                with contextlib.closing(Receive(placing, progress)) as receive:
                     result = client.run_step(
                         runner,
                         node,

@@ -6,44 +6,35 @@ A node is not trusted: what no agent sends raises ProtocolError, and with it not
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import LeftOut
-from cloudddp.agent.protocol.manifest import LINK, path_from_wire
+from cloudddp.agent.protocol.manifest import path_from_wire
 from cloudddp.agent.protocol.receiving import Receiver
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Frame, Frames, Listing, Wants
 from cloudddp.agent.replies import decode
-from cloudddp.job.results.notes import Notes
 from cloudddp.job.results.placing import Placing
+from cloudddp.job.transfer import STUCK, given_up
 
 MAX_TEXT = 256 << 20  # bytes of all listings
 
 
-@dataclass(slots=True)
-class Transfer:
-    """The state of a transfer, for the display of progress: bytes."""
-
-    total: int = 0
-    received: int = 0
-
-
-Progress = Callable[[Transfer], None]
+Progress = Callable[[int, int], None]  # takes how many bytes have come, and of how many
 
 
 class Receive:
     """Feed it what the node sends, and send it what `answer` yields."""
 
-    def __init__(self, placing: Placing, notes: Notes, progress: Progress = lambda _: None) -> None:
-        self._placing, self._notes, self._progress = placing, notes, progress
+    def __init__(self, placing: Placing, progress: Progress) -> None:
+        self._placing, self._progress = placing, progress
         self._frames = Frames(UNSEALED)
-        self._listed = self._text = self._left_out = 0
-        self._is_complete = False
+        self._listed = self._text = self._left_out = self._total = 0
+        self._is_complete, self._moved = False, time.monotonic()
         self._answer = b""  # the frame that says what is wanted
         self._receiver: Receiver | None = None  # once that is known
-        self._transfer = Transfer()
 
     def answer(self) -> Iterator[bytes]:
         """Yield what goes to the node: what is wanted, once that is known; b"" before."""
@@ -56,9 +47,11 @@ class Receive:
         for frame in self._frames.feed(data):
             if frame.kind != transfer.ALIVE:
                 self._take(frame)
-        if self._receiver is not None:
-            self._transfer.received = self._receiver.received
-        self._progress(self._transfer)  # it has sent something, perhaps only that it works
+                self._moved = time.monotonic()
+            elif time.monotonic() - self._moved > STUCK:
+                raise given_up(self._placing.node, STUCK, "pull")
+        # It has sent something, perhaps only that it works.
+        self._progress(self._receiver.received if self._receiver else 0, self._total)
 
     def done(self) -> None:
         """Raises ProtocolError where the node has not sent everything."""
@@ -77,9 +70,10 @@ class Receive:
         if frame.kind == transfer.LEFT_OUT:
             self._leave_out(decode(frame.head, LeftOut))
         elif self._receiver is None and frame.kind == transfer.DONE:
-            self._transfer.total = self._placing.check_space()
-            self._receiver = Receiver(self._placing.wanted, self._placing)
-            wants = Wants(tuple(self._placing.wanted), self._placing.known, self._transfer.total)
+            self._total = self._placing.check_space()
+            sizes = {number: item.entry.size for number, item in self._placing.wanted.items()}
+            self._receiver = Receiver(sizes, self._placing)
+            wants = Wants(tuple(sizes), self._placing.known)
             self._answer = wants.frame(UNSEALED)
         elif self._receiver is None:
             self._list(frame)
@@ -97,7 +91,7 @@ class Receive:
             name, reason = path_from_wire(one.name), path_from_wire(one.reason)
         except ValueError:
             raise ProtocolError("the name of a file that is left out is not bytes") from None
-        self._notes.left_out(name, reason, counts=one.counts)
+        self._placing.notes.left_out(name, reason, counts=one.counts)
 
     def _list(self, frame: Frame) -> None:
         text = transfer.read_listing_text(frame, file_steps.MAX_LEFT_OUT_TEXT)
@@ -111,7 +105,4 @@ class Receive:
         for path, mode in sorted(listing.modes.items()):
             self._placing.folder(path_from_wire(path), mode)
         for number, (path, entry) in enumerate(entries, first):
-            if entry.kind == LINK:
-                self._placing.link(path, entry.target, entry.mtime_ns, job)
-            else:
-                self._placing.file(number, path, entry, job)
+            self._placing.item(number, path, entry, job)

@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 import posixpath
 import shlex
-import stat
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
@@ -24,34 +23,36 @@ from cloudddp.agent.protocol.checkpoints import (
     refusal,
 )
 from cloudddp.agent.protocol.codec import has_job_id_format
-from cloudddp.agent.protocol.manifest import MAX_FILES, Entry, Manifest, entry_of
-from cloudddp.cluster.connect import probe
+from cloudddp.agent.protocol.file_steps import ReceiveRequest
+from cloudddp.agent.protocol.manifest import MAX_FILES, Manifest, entry_of
+from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, Message, UsageError, q
+from cloudddp.errors import Message, UsageError, q
 from cloudddp.formats import counted
-from cloudddp.job import launch_record, project_files
+from cloudddp.job import launch_record
+from cloudddp.job.project_files import RESULTS, Snapshot
 from cloudddp.job.results import checkpoints, safe_names
 from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.job.sync import report_replaced
-from cloudddp.job.transfer import Transfer
+from cloudddp.job.transfer import Transfer, View
 
 
 def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
-    base = root / project_files.RESULTS
+    base = root / RESULTS
     found = sorted(path for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
-    return [path for path in found if any(_is_result(one.name) for one in path.iterdir())]
-
-
-def _is_result(name: str) -> bool:
-    return name == INCOMPLETE or not safe_names.guarded(name)
+    return [
+        path
+        for path in found
+        if any(one.name == INCOMPLETE or not safe_names.guarded(one.name) for one in path.iterdir())
+    ]
 
 
 def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
     """Return the folders of results of a job, by default the newest, and of those that it continued, the
     oldest first; and the jobs that continued it whose results are not here. Raises UsageError where a folder
     is missing."""
-    base, found = root / project_files.RESULTS, results_here(root)
+    base, found = root / RESULTS, results_here(root)
     chosen = [path for path in found if job_id in (None, path.name)]
     if not chosen:
         raise UsageError(
@@ -100,35 +101,18 @@ def restore(
     progress: Callable[[str], None],
 ) -> int:
     """Send the results in `folders`, the oldest first, to the nodes, but for files of the `project`; return
-    how many there are. A folder `nodeN` goes to that node only. Raises UsageError, NodeError; CloudDDPError
-    while a job runs."""
+    how many there are. A folder `nodeN` goes to that node only. Raises UsageError, NodeError, also while a
+    job runs: it may be writing these files."""
     parts = newest(folders, cluster.nodes)
-    probes = probe(runner, cluster, only_files=True)
-    for node, reply in sorted(probes.items()):
-        for running in reply.running:  # it may be writing these files
-            raise CloudDDPError(
-                f"job {running} is running on node {node}: no results were sent",
-                hint=f"repeat when it has ended; `cloudddp cancel {q(running)}` stops it",
-            )
     count = 0
     for root, found, nodes, known in parts:
         manifest = {name: entry for name, entry in found.items() if name not in project}
         if not manifest:
             continue
         progress(f"sending {counted(len(manifest), 'file')} of {root} to {counted(len(nodes), 'node')}")
-        replies = (
-            Transfer(
-                runner,
-                root,
-                manifest,
-                {node: cluster.nodes[node].private_ip for node in nodes},
-                note=progress,
-                put_back=known,
-            )
-            .run()
-            .all()
-        )
-        report_replaced(replies, progress)
+        files, addresses = Snapshot(root, manifest), {node: cluster.nodes[node].private_ip for node in nodes}
+        request = ReceiveRequest(PROJECT, put_back=known)
+        report_replaced(Transfer(runner, files, addresses, View(progress), request).run().all(), progress)
         count += len(manifest)
     return count
 
@@ -163,19 +147,13 @@ def newest(
 
 def _manifest(root: Path) -> Manifest:
     """Return the files and links below a folder."""
-    found = dict(_entries(root))
+    found = Manifest()
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not safe_names.guarded(name)]
+        for path in (Path(folder, name) for name in (*names, *folders) if not safe_names.guarded(name)):
+            target = os.readlink(path) if path.is_symlink() else ""  # noqa: PTH115
+            if (entry := entry_of(path.lstat(), target)) is not None:
+                found[path.relative_to(root).as_posix()] = entry
     if len(found) > MAX_FILES:
         raise UsageError(f"{root} has more than {MAX_FILES:,} files", hint="move some of them elsewhere")
     return found
-
-
-def _entries(root: Path) -> Iterator[tuple[str, Entry]]:
-    for folder, folders, names in os.walk(root):
-        folders[:] = [name for name in folders if not safe_names.guarded(name)]
-        links = [name for name in folders if (Path(folder) / name).is_symlink()]
-        for name in (*names, *links):
-            path = Path(folder) / name
-            info = path.lstat()
-            entry = entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")  # noqa: PTH115
-            if entry is not None and not safe_names.guarded(name):
-                yield path.relative_to(root).as_posix(), entry

@@ -13,37 +13,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints
-from cloudddp.agent.protocol.codec import MAX_TIME, ProtocolError
-from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied
+from cloudddp.agent.protocol.codec import ProtocolError
+from cloudddp.agent.protocol.copies import LINK, LOGS, MTIME, OUTPUTS, REPORT, Copied, CopyPhase, Destination
 from cloudddp.agent.protocol.manifest import FILE, Entry
+from cloudddp.agent.protocol.manifest import LINK as SYMLINK
 from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
-from cloudddp.files import Folder
-from cloudddp.job.launch_record import S3Place
 from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.notes import Notes
 from cloudddp.job.results.placing import Placing, Pulled
-from cloudddp.job.results.safe_names import Parts
 
 MAX_REPORT = 1 << 18  # bytes of a node's report
 _NAME = re.compile(
     rf"node-(0|[1-9][0-9]{{0,3}})/(?:({OUTPUTS}|{LOGS})/(.+)|({re.escape(REPORT)}))", re.DOTALL
 )
+_NO_REPORT = Copied("", CopyPhase.COPYING)
 
 
 @dataclass
 class NodeObjects:
-    """What a node has copied: the objects of its outputs and logs by their paths, and its report, as far as
-    it made one."""
+    """What a node has copied: the objects of its outputs and logs by their paths, and its report, which is
+    still COPYING where it made none."""
 
     outputs: dict[str, Object] = field(default_factory=dict)
     logs: dict[str, Object] = field(default_factory=dict)
-    report: Copied | None = None
+    report: Copied = _NO_REPORT
 
 
-def find(aws: AWS, place: S3Place) -> dict[int, NodeObjects]:
+def find(aws: AWS, place: Destination) -> dict[int, NodeObjects]:
     """Return what is in S3, by node. Raises AWSError, CloudDDPError."""
     found: dict[int, NodeObjects] = {}
     for one in s3.listed(aws, place.bucket, f"{place.prefix}/"):
@@ -56,21 +55,15 @@ def find(aws: AWS, place: S3Place) -> dict[int, NodeObjects]:
         elif match[2] == LOGS:
             node.logs[match[3]] = one
         elif one.size <= MAX_REPORT:
-            node.report = _report(aws, place, one.key)
+            with contextlib.suppress(ProtocolError):
+                data = s3.read(aws, place.bucket, one.key, MAX_REPORT)
+                node.report = decode(data, Copied, limit=MAX_REPORT)
     return dict(sorted(found.items()))
-
-
-def _report(aws: AWS, place: S3Place, key: str) -> Copied | None:
-    data = s3.read(aws, place.bucket, key, MAX_REPORT)
-    try:
-        return decode(data, Copied, limit=MAX_REPORT)
-    except ProtocolError:
-        return None
 
 
 def fetch(
     aws: AWS,
-    place: S3Place,
+    place: Destination,
     found: Mapping[str, Object],
     names: Sequence[str],
     *,
@@ -83,9 +76,8 @@ def fetch(
     roots = safe_names.requested(names)
     pull.check_target(to)
     notes = Notes()
-    chosen = [one for one in sorted(found.items()) if _is_requested(one[0], roots)]
-    if not chosen:
-        return Pulled(0, 0, ())
+    beginnings = tuple("/".join((*root, "")) for root in roots)
+    chosen = [one for one in sorted(found.items()) if f"{one[0]}/".startswith(beginnings)]
     folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
     with (
         incoming.target_folder(to) as target,
@@ -94,31 +86,22 @@ def fetch(
     ):
         for number, (name, one) in enumerate(chosen):
             with _noting(notes, name):
-                placing.file(number, name, Entry(FILE, 0o644, one.size, -1, ""))
+                placing.item(number, name, Entry(FILE, 0o644, one.size, -1, ""))
         placing.check_space()
         files = ((chosen[number][1], placing.open(number)) for number in placing.wanted)
         metadata = s3.download(aws, place.bucket, files)
         for number in placing.wanted:
             name, one = chosen[number]
             about = metadata.get(one.key, {})
-            mtime_ns, link = _time(about.get(MTIME, "")), about.get(LINK, "")
-            if mtime_ns and _time_here(target, name) > mtime_ns:
-                notes.left_out(name, "the file on this computer is newer", counts=False)
-                placing.drop(name)
-            elif link and not one.size:
+            text, link = about.get(MTIME, ""), about.get(LINK, "")
+            mtime_ns = int(text) if text.isascii() and text.isdigit() and len(text) < 30 else 0
+            if link and not one.size:
                 placing.drop(name)
                 with _noting(notes, name):
-                    placing.link(name, link, mtime_ns)
+                    placing.item(number, name, Entry(SYMLINK, 0, 0, mtime_ns, link))
             else:
                 placing.set_time(name, mtime_ns)
         return placing.move(known or Checkpoints({}))
-
-
-def _is_requested(name: str, roots: Sequence[Parts]) -> bool:
-    try:
-        return safe_names.covers(roots, safe_names.split(name))
-    except ValueError:
-        return True  # it is reported as left out
 
 
 @contextlib.contextmanager
@@ -128,16 +111,3 @@ def _noting(notes: Notes, name: str) -> Iterator[None]:
         yield
     except ProtocolError as error:
         notes.left_out(name, str(error))
-
-
-def _time(text: str) -> int:
-    is_number = text.isascii() and text.isdigit() and len(text) < 30
-    return min(int(text), int(MAX_TIME) * 10**9) if is_number else 0
-
-
-def _time_here(target: Folder, name: str) -> int:
-    """Return the time of what the target has at a path (ns), 0 for nothing."""
-    try:
-        return (target.path / name).lstat().st_mtime_ns
-    except OSError:
-        return 0

@@ -13,7 +13,7 @@ import unicodedata
 from collections.abc import Sequence
 
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.manifest import link_end
+from cloudddp.agent.protocol.manifest import check_path, link_end, path_to_wire
 from cloudddp.errors import UsageError
 
 MAX_DEPTH = 64  # folders inside one another: each is held open, and macOS allows 256 open files
@@ -57,31 +57,14 @@ def covers(roots: Sequence[Parts], path: Parts) -> bool:
 def checked(name: str, roots: Sequence[Parts], link: str | None = None) -> Parts:
     """Return the components of a name that is at or below one of `roots`, of a link with the target `link`.
     Raises ProtocolError for one that no agent sends."""
-    try:
-        path = split(name)
-    except ValueError as error:
-        raise ProtocolError(f"{name!r} {error}") from None
+    check_path("", path_to_wire(name))
+    path = tuple(name.split("/"))
     if not covers(roots, path):
         raise ProtocolError(f"{name!r} was not requested")
     end = path if link is None else link_end(path, link)
     if end is None or not covers(roots, end):
         raise ProtocolError(f"{name!r} is a link to {link!r}, which was not requested")
     return path
-
-
-def split(name: str) -> Parts:
-    """Return the components of a member's name; () is the target folder itself. Raises ValueError, with the
-    reason, for a name that the agent would not write."""
-    if name == ".":
-        return ()
-    if name.startswith("/"):
-        raise ValueError("is an absolute path")
-    parts = tuple(name.split("/"))
-    if ".." in parts:
-        raise ValueError("has '..' in it")
-    if "" in parts or "." in parts or "\0" in name:
-        raise ValueError("is not a plain path")
-    return parts
 
 
 def too_long(path: Parts) -> bool:

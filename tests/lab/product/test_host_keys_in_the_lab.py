@@ -85,7 +85,7 @@ def presented(lab: control.Simulator, node: dict[str, Any]) -> str:
         with network_namespace(Path(f"/proc/{lab.pid}/ns/net")):
             transport = paramiko.Transport((node["public_ip"], 22))
         with contextlib.closing(transport):
-            transport.start_client(timeout=30)
+            transport.start_client(timeout=300)
             key = transport.get_remote_server_key()
     except (paramiko.SSHException, EOFError, ConnectionError):  # refused, or closed by the server's restart
         return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 from support.harness import CommandLine, finished, lines_until, listed_nodes, wait_for
 from support.jobs import written
+
+from cloudddp.simulator import control
 
 
 @pytest.fixture
@@ -84,6 +87,18 @@ def interfaces(cli: CommandLine) -> list[str]:
         if word.startswith(("ip-", "en")):
             (host if word.startswith("ip-") else found)[node] = word
     return [found[node] for node in sorted(host, key=host.__getitem__)]
+
+
+def test_sync_over_a_link_that_loses_packets(cli: CommandLine, lab: control.Simulator) -> None:
+    direct(cli)
+    weights = os.urandom(4_000_000)
+    (cli.cwd / "weights.bin").write_bytes(weights)
+    control.conditions(lab, {"link": {"loss": 5, "latency": 0.01}})
+    try:
+        assert "warning" not in cli.messages("sync")
+    finally:
+        control.conditions(lab, {"link": None})
+    assert cli.ok("exec", "sha256sum weights.bin").count(hashlib.sha256(weights).hexdigest()) == 2
 
 
 def test_failed_machine_ends_the_job(cli: CommandLine) -> None:

@@ -94,6 +94,6 @@ def test_watch_replaces_a_node_that_aws_is_about_to_end(cli: CommandLine, ec2: A
     assert len(nodes & first) == 1
     assert pulled(cli) == {"snapshot-0", "snapshot-1"}
     cli.ok("cancel")
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert f"job {job} is about to lose node 1; resuming it" in err
     assert "node 1 is about to end: it is replaced now" in err

@@ -1,5 +1,5 @@
-"""`results_s3` on real namespace nodes: the nodes copy results by themselves, and `pull` reads them when the
-nodes have gone."""
+"""S3 on real namespace nodes. `results_s3`: the nodes copy results by themselves, and `pull` reads them when
+the nodes have gone. [[data]]: every node reads the bucket with its role, before ranks start."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.buckets import make_bucket, make_profile, objects, policy
+from support.buckets import ROOT, make_bucket, make_profile, objects, policy
 from support.harness import CommandLine, instances_of, remaining, wait_for
 from support.simlab import client_of
 
 from cloudddp.simulator import control
 
-BUCKET, PROFILE = "team-results", "training-nodes"
+BUCKET, PROFILE, READER = "team-results", "training-nodes", "reading-nodes"
 TRAIN = """
 import os, pathlib
 rank = os.environ["RANK"]
@@ -96,11 +96,13 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
     assert re.search(r"node 1: \d+ files, .* copied to s3://team-results/team/", cli("jobs").stderr)
 
     iam.put_role_policy(RoleName=PROFILE, PolicyName="results", PolicyDocument=policy(BUCKET, "other/"))
-    denied = cli("launch", "-d", "train.py")
+    cli.write("denied.py", "open('ran', 'w')")
+    denied = cli("launch", "-d", "denied.py")
     iam.put_role_policy(RoleName=PROFILE, PolicyName="results", PolicyDocument=policy(BUCKET, "team/"))
     assert denied.returncode == 1
     assert "node 0: results cannot be copied to s3://team-results/team/" in denied.stderr
     assert "is not authorized to perform: s3:PutObject" in denied.stderr
+    assert "ran" not in cli.ok("exec", "ls"), "an upload is tried before ranks start"
 
     job, err = launched(cli, "--down", "--keep", "0", "train.py")
     url = f"s3://{BUCKET}/team/{cli.cluster}/{job}/"
@@ -142,3 +144,56 @@ def test_unreachable_s3_does_not_keep_the_nodes(cli: CommandLine, ec2: Any, s3: 
     terminated(cli, ec2)
     assert "node-0/copied.json" not in in_s3(s3, cli, job)
     assert "node 0 ended before it had copied everything" in cli.fails(1, "pull")
+
+
+# -- [[data]] ------------------------------------------------------------------------------------------------
+
+
+READS = """
+import os
+folder = os.environ["CLOUDDDP_DATA_ONE"]
+assert os.path.samefile(folder, "one"), folder
+print("read", *sorted(open(f"one/{name}").read() for name in os.listdir("one")), flush=True)
+try:
+    open("one/new", "w")
+except PermissionError:
+    print("read only", flush=True)
+"""
+
+
+@pytest.fixture
+def reader(lab_cli: CommandLine, lab: control.Simulator, s3: Any) -> Iterator[CommandLine]:
+    document = (ROOT / "infra/iam/data.json").read_text().replace("BUCKET", BUCKET).replace("PREFIX", "sets")
+    lab_cli.write("train.py", READS)
+    for _ in make_profile(client_of(lab, "iam"), READER, document):
+        yield lab_cli
+
+
+def settings(cli: CommandLine, prefix: str) -> None:
+    cli.write(
+        "cloudddp.toml",
+        f'[cluster]\ninstance_profile = "{READER}"\n[job]\nrendezvous = "direct"\nnproc_per_node = 1\n'
+        f'[[data]]\nsource = "s3://{BUCKET}/{prefix}"\npath = "one"\n',
+    )
+
+
+def test_nodes_read_the_bucket_with_their_role(reader: CommandLine, s3: Any) -> None:
+    for name in "ab":
+        s3.put_object(Bucket=BUCKET, Key=f"sets/one/{name}", Body=name.encode())
+    settings(reader, "sets/one")
+    reader.ok("up", "-n", "2", "-t", "g5.12xlarge")
+    done = reader.exits(0, "launch", "train.py")
+    assert done.stdout.count("read a b") == 2
+    assert done.stdout.count("read only") == 2
+    assert done.stderr.count(f"s3://{BUCKET}/sets/one: 2 files, 2 bytes, are in") == 2
+    assert "nothing to pull" in reader("pull").stderr
+
+    s3.put_object(Bucket=BUCKET, Key="sets/one/c", Body=b"c")
+    s3.delete_object(Bucket=BUCKET, Key="sets/one/a")
+    assert reader.ok("launch", "train.py").count("read b c") == 2
+
+    settings(reader, "sets/missing")
+    refused = reader.fails(1, "launch", "train.py")
+    assert f"s3://{BUCKET}/sets/missing/ was not copied: it has no objects" in refused
+    settings(reader, "others")
+    assert "is not authorized to perform: s3:ListBucket" in reader.fails(1, "launch", "train.py")

@@ -117,7 +117,7 @@ def output_of_an_eager_ssh(cli: CommandLine, lab: control.Simulator, folder: Pat
             env={**cli.env, "SSH_AUTH_SOCK": str(socket)},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             preexec_fn=lambda: control.enter(lab),
         )
     finally:

@@ -128,25 +128,25 @@ def parts(project: Path, folders: Iterable[str], present: Collection[str] = ()) 
     return tuple(chosen)
 
 
+def _named_in(metadata: Path) -> set[str]:
+    with contextlib.suppress(OSError):
+        return checkpoints.named_in(store.read_bytes(metadata, MAX_READ))
+    return set()
+
+
 def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
     shards = {name: one for name, one in files.items() if is_shard(name)}
     job, attempt = newest = max(one.writer for one in shards.values())
-    named: set[str] = set()
-    unread, listing = [], set()
-    for name in [name for name, one in shards.items() if os.path.basename(name) == METADATA]:
-        if shards[name].writer == newest:
-            inner = os.path.dirname(name)
-            listing.add(inner)
-            data = b""
-            with contextlib.suppress(OSError):
-                data = store.read_bytes(project / folder / name, MAX_READ)
-            named |= {os.path.join(inner, one) for one in checkpoints.named_in(data)}
-            unread += [] if checkpoints.named_in(data) else [name]
+    listings = {os.path.dirname(n): n for n in shards if os.path.basename(n) == METADATA}
+    listings = {inner: name for inner, name in listings.items() if shards[name].writer == newest}
+    inside = {inner: _named_in(project / folder / name) for inner, name in listings.items()}
+    unread = [name for inner, name in listings.items() if not inside[inner]]
+    named = {os.path.join(inner, name) for inner, names in inside.items() for name in names}
     # torch.distributed.checkpoint leaves shards of more ranks than there are now; `.metadata` names its own.
     left = {
         name
         for name in shards
-        if name.endswith(SHARD) and os.path.dirname(name) in listing and name not in named
+        if name.endswith(SHARD) and os.path.dirname(name) in inside and name not in named
     }
     strange = [name for name, one in shards.items() if one.writer == UNKNOWN and name not in left]
     older = [name for name, one in shards.items() if one.writer not in (newest, UNKNOWN) and name not in left]

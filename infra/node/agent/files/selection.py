@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from agent.files.tree import Found
-from cloudddp.agent.protocol.checkpoints import STEP, is_shard
+from cloudddp.agent.protocol.checkpoints import SHARD, STEP, checkpoint_of, is_shard, kind_of
 
 SMALL = 1 << 20  # bytes; smaller files come first
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".distcp")
@@ -43,7 +43,8 @@ def choose(new: Sequence[NewFile], limit: int) -> tuple[list[NewFile], dict[str,
     their path what it leaves. A checkpoint of several files in a folder of its own is one path."""
     if not limit or sum(one.size for one in new if not one.pulled) <= limit:
         return list(new), {}
-    folders = {os.path.dirname(one.found.name) for one in new if _is_distributed(one.found.name)}
+    shards = [one.found.name for one in new if kind_of(one.found.name) == SHARD]
+    folders = {checkpoint_of(os.path.dirname(name)) for name in shards} - {""}
     units: dict[str, list[NewFile]] = {}
     for one in new:
         units.setdefault(_unit(one.found.name, folders), []).append(one)
@@ -59,19 +60,10 @@ def choose(new: Sequence[NewFile], limit: int) -> tuple[list[NewFile], dict[str,
     return taken, left
 
 
-def _is_distributed(name: str) -> bool:
-    """Whether a file belongs to a checkpoint of torch.distributed.checkpoint, which is a folder."""
-    return name.endswith(".distcp") or os.path.basename(name) == ".metadata"
-
-
 def _unit(name: str, distributed: set[str]) -> str:
     """Return the folder of the checkpoint to which a file belongs, or the file itself."""
-    parts = name.split("/")
-    for at in range(len(parts) - 1, 0, -1):
-        folder = "/".join(parts[:at])
-        if folder in distributed or STEP.fullmatch(parts[at - 1]):
-            return folder
-    return name
+    folder = checkpoint_of(os.path.dirname(name))
+    return folder if folder in distributed or STEP.fullmatch(os.path.basename(folder)) else name
 
 
 def _order(name: str, files: list[NewFile]) -> tuple[int, float]:

@@ -57,17 +57,16 @@ class Link:
         secret: str,
         purpose: str,
         *,
-        connect: float,
         again: tuple[type[Exception], ...] = REFUSED,
         ended: Callable[[], bool] = lambda: False,
     ) -> Link:
         """Connect to another agent, which may not yet listen, and prove who this side is. For so many
-        seconds, unless it `ended`, the errors named in `again` are tried again; a connection may take
-        `connect` seconds. Raises what REFUSED names; no connection is left then."""
+        seconds, unless it `ended`, the errors named in `again` are tried again. Raises what REFUSED names; no
+        connection is left then."""
         deadline, delay = time.monotonic() + seconds, RETRY
         while True:
             try:
-                link = cls(socket.create_connection((peer.address, peer.port), connect), secret, purpose)
+                link = cls(socket.create_connection((peer.address, peer.port), seconds), secret, purpose)
                 try:
                     link.connect()
                     return link
@@ -107,9 +106,15 @@ class Link:
         return text
 
     def read_all(self, size: int) -> bytes:
-        """Return so many bytes, fewer only at the end."""
-        self._socket.settimeout(self.patience)
-        return self._input.read(size)
+        """Return so many bytes, fewer only at the end. Raises TimeoutError where they take longer than
+        `patience`: a node that sends byte by byte is no source."""
+        data, until = bytearray(), time.monotonic() + self.patience
+        while len(data) < size:
+            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            if not (piece := self._input.read1(size - len(data))):
+                break
+            data += piece
+        return bytes(data)
 
     def write_all(self, data: bytes) -> None:
         self._socket.settimeout(STALLED)

@@ -16,7 +16,7 @@ from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
 from cloudddp.agent.protocol.transfer import Wants
 
 ALIVE = 5.0  # seconds without anything to send
-STUCK = 900.0  # seconds in which a node only says that it is alive
+STUCK = 600.0  # seconds in which a node only says that it is alive; the laptop waits longer
 
 
 def serve(

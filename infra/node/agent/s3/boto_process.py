@@ -17,6 +17,9 @@ PYTHONS = ("/opt/pytorch/bin/python", "python3")  # after that of the ranks
 HAS_BOTO3 = "import importlib.util; print('yes' if importlib.util.find_spec('boto3') else '')"
 NO_CREDENTIALS = "the node has no credentials: no instance profile with a role is attached to it"
 LOOK_SECONDS = 20.0  # for a Python to say whether it has boto3
+CONNECT_SECONDS = 10.0
+PART = 16 << 20  # bytes; files of that size and more go in parts
+CONNECTIONS = 32  # and as many requests that wait for one: each has its file open
 KEPT = (
     "AWS_ENDPOINT_URL",
     "AWS_ENDPOINT_URL_S3",
@@ -26,39 +29,23 @@ KEPT = (
 )
 
 
-def candidates(own: Iterable[str]) -> list[str]:
-    """Return the Pythons that are tried: those of the job, then the node's."""
-    return list(dict.fromkeys([*own, *PYTHONS]))
+class CannotStart(OSError):
+    """No such process can be started; the text says why."""
 
 
-def problem(own: Iterable[str], python: str) -> str:
-    """Return why no such process can be started, '' if it can; `python`: what `find` has returned."""
-    if not python:
-        looked = ", ".join(candidates(own))
-        return f'no Python on the node has boto3 (looked at {looked}); add "pip install boto3" to [setup] run'
-    if not imds.address():
-        return "this node has no instance metadata, and so no credentials of a role"
-    return ""
-
-
-def find(own: Iterable[str]) -> str:
-    """Return a Python that has boto3, or ''."""
-    for python in candidates(own):
+def command(own: Iterable[str], word: str) -> list[str]:
+    """Return the command that runs a part of this agent (`upload`, `download`) with a Python that has boto3:
+    one of the job's `own`, or the node's. Raises CannotStart."""
+    pythons = list(dict.fromkeys([*own, *PYTHONS]))
+    for python in pythons:
         if run_quietly([python, "-E", "-c", HAS_BOTO3], LOOK_SECONDS).strip() == "yes":
-            return python
-    return ""
-
-
-def command(python: str, word: str) -> list[str]:
-    """Return the command that runs a part of this agent (`upload`, `download`) with that Python."""
-    return [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), word]
-
-
-def region() -> str:
-    """Return this node's region: S3 answers there, and names the region of another bucket."""
-    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-        return imds.Metadata(imds.address()).get("placement/region")[0] or "us-east-1"
-    return "us-east-1"
+            if not imds.address():
+                raise CannotStart("this node has no instance metadata, and so no credentials of a role")
+            return [python, "-E", "-X", "utf8", os.path.abspath(sys.argv[0]), word]
+    looked = ", ".join(pythons)
+    raise CannotStart(
+        f'no Python on the node has boto3 (looked at {looked}); add "pip install boto3" to [setup] run'
+    )
 
 
 def environment() -> dict[str, str]:
@@ -78,15 +65,23 @@ def environment() -> dict[str, str]:
     return found
 
 
-def client(region: str, *, attempts: int, connections: int, connect: float, read: float) -> Any:
-    """Return a client of S3, in such a process."""
+def manager(seconds: float, attempts: int) -> Any:
+    """Return a TransferManager of s3transfer, in such a process. `seconds`: for an answer of S3, which is
+    asked in this node's region, and names the region of another bucket; `attempts`: for one request."""
     import boto3
     from botocore.config import Config
+    from s3transfer.manager import TransferConfig, TransferManager
 
+    region = ""
+    with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+        region, _ = imds.Metadata(imds.address()).get("placement/region")
     config = Config(
-        connect_timeout=connect,
-        read_timeout=read,
+        connect_timeout=min(CONNECT_SECONDS, seconds),
+        read_timeout=seconds,
         retries={"mode": "standard", "total_max_attempts": attempts},
-        max_pool_connections=connections,
+        max_pool_connections=CONNECTIONS,
     )
-    return boto3.session.Session().client("s3", region_name=region, config=config)
+    client = boto3.session.Session().client("s3", region_name=region or "us-east-1", config=config)
+    return TransferManager(
+        client, TransferConfig(PART, PART, CONNECTIONS, max_request_queue_size=CONNECTIONS)
+    )

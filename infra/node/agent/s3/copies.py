@@ -12,22 +12,23 @@ import contextlib
 import json
 import math
 import os
+import select
 import signal
 import stat
 import subprocess
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import field, replace
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 from agent.files.checkpoints import parts
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan, below
-from agent.files.tree import Found
+from agent.files.tree import Found, LeftOut
 from agent.jobs import phases
 from agent.node import kernel, store
-from agent.node.commands import program
+from agent.node.commands import later, program
 from agent.s3 import boto_process
 from cloudddp.agent.protocol.copies import (
     LINK,
@@ -41,7 +42,6 @@ from cloudddp.agent.protocol.copies import (
     Copied,
     CopyPhase,
     Destination,
-    node_prefix,
     url_of,
 )
 from cloudddp.agent.protocol.frozen import frozen
@@ -52,19 +52,16 @@ CHECK_SECONDS = 10.0  # for the upload that is tried before ranks start
 SMALL = 1 << 20  # bytes; smaller files are copied first
 PAUSE = 2.0  # seconds before files that could not be sent are tried again
 MARGIN = 5.0  # seconds before the deadline at which the copy ends
-GRACE = 2.0  # seconds for the upload to report after its end
+ANSWER = 30.0  # seconds for S3 to answer, or half of the patience
 STATE_SECONDS = 10.0  # for the last object, which says what was copied
 
 
 @frozen
 class File:
-    """A file to copy, or with `path` None a symbolic link, whose target is in the metadata. `size`: bytes."""
+    """A file to copy, or with `path` None a symbolic link, whose target is in the metadata."""
 
     path: Optional[str]
     key: str
-    size: int = 0
-    mtime_ns: int = 0
-    log: bool = False
     metadata: dict[str, str] = field(default_factory=dict)
 
 
@@ -72,12 +69,11 @@ def check(request: StartRequest, destination: Destination) -> str:
     """Return why this node cannot copy results, or ''. It uploads the job's state, so that a missing
     permission is known before the ranks start."""
     folder = store.job_folder(request.job)
-    state = File(str(folder / phases.STATE_FILE), _key(destination, request.node, LOGS, phases.STATE_FILE))
+    state = File(str(folder / phases.STATE_FILE), destination.key(request.node, LOGS, phases.STATE_FILE))
     ends = time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2)
-    found = _upload(request, destination, [state], ends)
-    why = found.fatal or (found.why if found.left else "")
-    url = url_of(destination.bucket, destination.prefix)
-    return f"results cannot be copied to {url}: {why}"[:MAX_NOTE] if why else ""
+    upload = _Upload(request, destination, [state])
+    upload.run(ends)
+    return f"results cannot be copied to {destination.url}: {upload.why}"[:MAX_NOTE] if upload.left else ""
 
 
 class Copy:
@@ -90,7 +86,7 @@ class Copy:
 
     def run(self) -> bool:
         """Copy, and return whether all was copied."""
-        url = url_of(self._destination.bucket, node_prefix(self._destination.prefix, self._request.node))
+        url = url_of(self._destination.bucket, self._destination.key(self._request.node))
         rank_zero = (self._folder / "ranks" / "0.json").exists()
         record = Copied(url, CopyPhase.COPYING, rank_zero=rank_zero)
         try:
@@ -101,11 +97,10 @@ class Copy:
             record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
         self._write(record)
         with contextlib.suppress(Exception, SystemExit):
-            report = File(
-                str(self._folder / phases.COPIED_FILE), _key(self._destination, self._request.node, REPORT)
-            )
+            key = self._destination.key(self._request.node, REPORT)
+            report = File(str(self._folder / phases.COPIED_FILE), key)
             ends = min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS)
-            _upload(self._request, self._destination, [report], ends)
+            _Upload(self._request, self._destination, [report]).run(ends)
         return record.phase is CopyPhase.COMPLETE
 
     def _write(self, record: Copied) -> None:
@@ -113,39 +108,38 @@ class Copy:
             store.write(self._folder / phases.COPIED_FILE, record)
 
     def _copy(self, record: Copied) -> Copied:
-        notes = _Notes()
-        files = list(_files(self._request, self._destination, self._folder, notes))
-        left, lost, found = files, list(notes.lines), _Outcome()
+        left_out: dict[str, bool] = {}  # what is not copied, and why; whether it may be a result
+
+        def leave_out(name: str, reason: str, *, counts: bool = True) -> None:
+            if reason:  # else it does not exist
+                left_out[f"{on_one_line(name)[: MAX_NOTE // 2]}: {on_one_line(reason)}"] = counts
+
+        files = _files(self._request, self._destination, self._folder, leave_out)
+        upload = _Upload(self._request, self._destination, files)
         completed = time.monotonic()  # when the last file was
-        while left:
-            found = _upload(self._request, self._destination, left, self._ends)
+        while True:
+            before = len(upload.left)
+            upload.run(self._ends)
             now = time.monotonic()
-            completed = now if len(found.left) < len(left) else completed
-            lost += found.lost
-            record = replace(
-                record,
-                files=record.files + found.done,
-                size=record.size + found.size,
-                expected=len(files),
-            )
-            left = [left[number] for number in found.left]
+            completed = now if len(upload.left) < before else completed
+            record = replace(record, files=upload.done, size=upload.size, expected=len(files))
             over = now - completed > self._destination.patience or now + PAUSE > self._ends
-            if not left or found.fatal or over:
+            if not upload.left or upload.is_denied or over:
                 break
             self._write(record)
             time.sleep(PAUSE)
-        error = found.fatal
-        if left and not error:
-            error = f"{len(left)} files were not copied in time: {found.why}"
-        prefix = _key(self._destination, self._request.node, OUTPUTS) + "/"
-        outputs = [one.key[len(prefix) :] for one in files if not one.log]
-        complete = not error and record.files == len(files) and not notes.lost
+        error = upload.why if upload.left else ""
+        if error and not upload.is_denied:
+            error = f"{len(upload.left)} files were not copied in time: {error}"
+        prefix = self._destination.key(self._request.node, OUTPUTS) + "/"
+        outputs = [one.key[len(prefix) :] for one in files if one.key.startswith(prefix)]
+        complete = record.files == len(files) and not any(left_out.values())
         return replace(
             record,
             phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
-            left_out=notes.count,
+            left_out=len(left_out),
             error=error[:MAX_NOTE],
-            notes=tuple(line[:MAX_NOTE] for line in lost[:MAX_NOTES]),
+            notes=tuple([line[:MAX_NOTE] for line in (*left_out, *upload.lost)[:MAX_NOTES]]),
             checkpoints=parts(store.project_folder(self._request.project), map(os.path.dirname, outputs)),
         )
 
@@ -153,119 +147,118 @@ class Copy:
 # -- which files -------------------------------------------------------------------------------------------
 
 
-class _Notes:
-    """What is not copied, and why. `lost` of them may be results."""
-
-    def __init__(self) -> None:
-        self.count = self.lost = 0
-        self.lines: list[str] = []
-
-    def left_out(self, name: str, reason: str, *, counts: bool = True) -> None:
-        if not reason:
-            return  # it does not exist
-        self.count += 1
-        self.lost += counts
-        if self.count <= MAX_NOTES:
-            self.lines.append(f"{on_one_line(name)[: MAX_NOTE // 2]}: {on_one_line(reason)}")
-
-
-def _files(request: StartRequest, destination: Destination, folder: Path, notes: _Notes) -> Iterator[File]:
+def _files(request: StartRequest, destination: Destination, folder: Path, left_out: LeftOut) -> list[File]:
     """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a
     node that is about to end may not get further), then long logs."""
     project, began = store.project_folder(request.project), phases.began_at(folder)
     if destination.outputs:
-        outputs = below(project, destination.outputs, notes.left_out)
+        outputs = below(project, destination.outputs, left_out)
     else:  # what was written since the job began
-        scan = Scan(
-            project, (), destination.scratch, began, again=began, seconds=math.inf, left_out=notes.left_out
-        )
+        scan = Scan(project, (), destination.scratch, began, again=began, seconds=math.inf, left_out=left_out)
         outputs = (one.found for one in scan)
-    logs = below(folder, EVIDENCE, notes.left_out, every=True)
-    found = [
-        *_keyed(outputs, _key(destination, request.node, OUTPUTS), notes),
-        *_keyed(logs, _key(destination, request.node, LOGS), notes, log=True),
-    ]
-    return iter(sorted(found, key=lambda one: (one.size > SMALL, one.log, -one.mtime_ns)))
+    logs = below(folder, EVIDENCE, left_out, every=True)
+    found = {(part, one.name): one for part, every in ((OUTPUTS, outputs), (LOGS, logs)) for one in every}
 
+    def order(item: tuple[tuple[str, str], Found]) -> tuple[bool, bool, int]:
+        (part, _), one = item
+        return one.info.st_size > SMALL, part == LOGS, -one.info.st_mtime_ns
 
-def _keyed(found: Iterable[Found], prefix: str, notes: _Notes, *, log: bool = False) -> Iterator[File]:
-    seen: dict[str, str] = {}
-    for one in found:
-        shown = on_one_line(one.name)
-        if shown not in seen:
-            seen[shown] = one.name
-            yield from _file(one, prefix, notes, log=log)
-        elif seen[shown] != one.name:  # else a root lies in another one
-            notes.left_out(one.name, "its key in S3 is that of another file")
-
-
-def _file(one: Found, prefix: str, notes: _Notes, *, log: bool) -> Iterator[File]:
-    if stat.S_ISDIR(one.info.st_mode):
-        return
-    # Keys are UTF-8, and S3 advises against control characters.
-    key, mtime_ns = f"{prefix}/{on_one_line(one.name)}", one.info.st_mtime_ns
-    metadata = {MTIME: str(mtime_ns)}
-    if len(key.encode()) > MAX_KEY:
-        notes.left_out(one.name, f"its key in S3 would be longer than {MAX_KEY} bytes")
-    elif not one.target:
-        yield File(one.path, key, one.info.st_size, mtime_ns, log, metadata)
-    elif one.target.isascii() and one.target.isprintable():
-        yield File(None, key, 0, mtime_ns, log, {**metadata, LINK: one.target})
-    else:
-        notes.left_out(one.name, f"a link to {one.target}", counts=False)
-
-
-def _key(destination: Destination, node: int, *names: str) -> str:
-    return "/".join([node_prefix(destination.prefix, node), *names])
+    files: dict[str, File] = {}
+    for (part, name), one in sorted(found.items(), key=order):
+        # Keys are UTF-8, and S3 advises against control characters.
+        key = destination.key(request.node, part, on_one_line(name))
+        if stat.S_ISDIR(one.info.st_mode):
+            continue
+        if key in files:
+            left_out(name, "its key in S3 is that of another file")
+        elif len(key.encode()) > MAX_KEY:
+            left_out(name, f"its key in S3 would be longer than {MAX_KEY} bytes")
+        elif not (one.target.isascii() and one.target.isprintable()):
+            left_out(name, f"a link to {one.target}", counts=False)
+        else:
+            link = {LINK: one.target} if one.target else {}
+            files[key] = File(None if link else one.path, key, {MTIME: str(one.info.st_mtime_ns), **link})
+    return list(files.values())
 
 
 # -- the process that uploads ------------------------------------------------------------------------------
 
 
-@frozen
-class _Outcome:
-    """What upload.py reports."""
+class _Upload:
+    """What became of the files, by their numbers. `left` has those that were not copied yet, and why;
+    `is_denied`: none of them can be."""
 
-    done: int = 0
-    size: int = 0
-    lost: Sequence[str] = ()
-    left: Sequence[int] = ()
-    why: str = ""
-    fatal: str = ""
+    def __init__(self, request: StartRequest, destination: Destination, files: Sequence[File]) -> None:
+        self._request, self._destination, self._files = request, destination, files
+        self.left = dict.fromkeys(range(len(files)), "")
+        self.lost: list[str] = []
+        self.done = self.size = 0
+        self.why, self.is_denied = "", False
 
-
-def _upload(request: StartRequest, destination: Destination, files: Sequence[File], ends: float) -> _Outcome:
-    """Upload files once. Give up at `ends`, and when there is no progress."""
-    left = range(len(files))
-    python = boto_process.find(_own(request))
-    if problem := boto_process.problem(_own(request), python):
-        return _Outcome(left=left, fatal=problem)
-    wanted = {
-        "bucket": destination.bucket,
-        "region": boto_process.region(),
-        "patience": destination.patience,
-        "ends": ends,
-        "files": [{"path": one.path, "key": one.key, "metadata": one.metadata} for one in files],
-    }
-    try:
-        done = subprocess.run(
-            boto_process.command(python, "upload"),
-            input=json.dumps(wanted).encode(),
+    def run(self, ends: float) -> None:
+        """Upload what is left, once. Give up at `ends`, and when there is no progress."""
+        word, project = self._request.program, store.project_folder(self._request.project)
+        wanted = {
+            "bucket": self._destination.bucket,
+            "seconds": min(ANSWER, max(self._destination.patience / 2, 1.0)),
+            "files": [{"number": number, **vars(self._files[number])} for number in self.left],
+        }
+        try:
+            argv = boto_process.command([program(word, project)] if word else [], "upload")
+        except boto_process.CannotStart as error:
+            self.why, self.is_denied = str(error), True
+            return
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=boto_process.environment(),
             cwd="/",
             start_new_session=True,
             preexec_fn=kernel.death_signal(signal.SIGKILL),
-            timeout=max(ends - time.monotonic(), 0.0) + GRACE,
-            check=False,
         )
-        return _Outcome(**json.loads(done.stdout.rpartition(b"\n")[2]))  # a sitecustomize may print, too
-    except subprocess.TimeoutExpired:
-        return _Outcome(left=left, why="the time is over")
-    except (ValueError, TypeError):
-        return _Outcome(left=left, why=f"the upload ended with code {done.returncode}")
+        stdin, process.stdin = process.stdin, None  # of a thread: the process may never read it
+        later(lambda: _feed(stdin, json.dumps(wanted).encode()))
+        with process:
+            why = self._follow(process.stdout.fileno(), ends)  # type: ignore[union-attr]  # a pipe
+            process.kill()
+        if not self.is_denied:
+            self.why = (
+                next(filter(None, self.left.values()), why)
+                or f"the upload ended with code {process.returncode}"
+            )
+
+    def _follow(self, stdout: int, ends: float) -> str:
+        """Take what the process reports; return why it was given up, '' at its end."""
+        moved, rest = time.monotonic(), b""
+        while not self.is_denied:
+            until = min(ends, moved + self._destination.patience)
+            if not select.select([stdout], [], [], max(until - time.monotonic(), 0.0))[0]:
+                over = time.monotonic() >= ends
+                return "the time is over" if over else f"no progress for {self._destination.patience:.0f} s"
+            if not (data := os.read(stdout, 1 << 16)):
+                break
+            moved = time.monotonic()
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                if line.startswith(b'{"'):  # a sitecustomize may print, too
+                    self._take(**json.loads(line))
+        return ""
+
+    def _take(
+        self, *, number: int = -1, size: int = 0, lost: str = "", left: str = "", fatal: str = ""
+    ) -> None:
+        """Take a line of upload.py."""
+        if fatal:
+            self.why, self.is_denied = fatal, True
+        elif left:
+            self.left[number] = left
+        else:
+            del self.left[number]
+            self.lost += [f"{self._files[number].key}: {lost}"] if lost else []
+            self.done, self.size = self.done + (not lost), self.size + size
 
 
-def _own(request: StartRequest) -> list[str]:
-    word = request.program
-    return [program(word, store.project_folder(request.project))] if word else []
+def _feed(stdin: Any, data: bytes) -> None:
+    with contextlib.suppress(OSError), stdin:  # the process has ended
+        stdin.write(data)

@@ -1,27 +1,35 @@
-"""Copies an S3 prefix to a folder of this node. Runs as a process of its own, with a Python that has boto3
-(data.py starts it), and uses little else of the agent.
+"""[[data]] from S3: copies a prefix to a folder of this node, and links it in the project. Runs as a process
+of its own, with a Python that has boto3 (steps/setup.py starts it), and uses little else of the agent.
 
-stdin: JSON with `bucket`, `prefix`, `region` and `folder`. It writes lines for people, and exits with 1 after
-the reason why the folder is not a copy. Files that have the size and time of their object are there already,
+stdin: JSON with the fields of a DataCopy, and `project`, a folder. It writes lines for people, and exits with
+1 after the reason why there is no copy. Files that have the size and time of their object are there already,
 and those without an object are removed: what is there at the end has been compared with the listing, file by
 file.
+
+The folder is on the fastest disk: instance storage, which the Deep Learning AMIs mount at /opt/dlami/nvme,
+else the root volume. The link is replaced, so that a later launch may name another prefix.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from agent.files import paths
 from agent.s3 import boto_process
 
-PART = 16 << 20  # bytes; larger objects are read in parts
-CONNECTIONS = 32
+INSTANCE_STORE = Path("/opt/dlami/nvme")
+FOLDER = "cloudddp-data"
+ANSWER = 60.0  # seconds for S3 to answer
 ATTEMPTS = 6  # for one request
 REPORT_SECONDS = 5.0
 NAMED = 3  # objects in a message
@@ -37,43 +45,52 @@ class Object(NamedTuple):
     time: int
 
 
-class Refused(Exception):
+class Refused(OSError):
     """Why the prefix cannot be copied."""
 
 
 def main() -> int:
     """Copy what stdin names, and report."""
     request = json.load(sys.stdin)
-    url = f"s3://{request['bucket']}/{request['prefix']}"
+    bucket, prefix, name = request["bucket"], request["prefix"], request["path"]
+    url = f"s3://{bucket}/{prefix}"
     try:
-        client = boto_process.client(
-            request["region"], attempts=ATTEMPTS, connections=CONNECTIONS, connect=10, read=60
-        )
-        _warn_of_region(client, request["bucket"], request["region"])
-        objects = files_of(client, request["bucket"], request["prefix"])
-        _set_writable(request["folder"], writable=True)
-        _copy(client, request["bucket"], objects, request["folder"], url)
-        _compare(objects, request["folder"])
-        _set_writable(request["folder"], writable=False)
-    except Refused as error:
-        _log(f"{url}: {error}")
-        return 1
+        folder = _folder(bucket, prefix, name)
+        paths.link_to(Path(request["project"]), name, Path(folder), "[[data]]")
+        with boto_process.manager(ANSWER, ATTEMPTS) as manager:
+            _warn_of_region(manager.client, bucket)
+            objects = files_of(manager.client, bucket, prefix)
+            _chmod("u=rwX,go=", folder)
+            _copy(manager, bucket, objects, folder, url)
+            wrong, count = [one.name for one in objects if not _is_current(one, folder)], len(_names(folder))
+            if wrong or count != len(objects):
+                different = ", ".join(wrong[:NAMED]) or "none"
+                raise Refused(f"{count} files for {len(objects)} objects; different: {different}")
+            _chmod("u=rX,go=", folder)
     except Exception as error:  # botocore's have no common base, and a disk may be full
-        name = type(error).__name__
-        why = boto_process.NO_CREDENTIALS if name == "NoCredentialsError" else f"{name}: {error}"[:500]
-        _log(f"{url}: {why}")
+        kind = type(error).__name__
+        text = str(error) if isinstance(error, OSError) else f"{kind}: {error}"[:500]
+        _log(f"{url}: {boto_process.NO_CREDENTIALS if kind == 'NoCredentialsError' else text}")
         return 1
-    _log(
-        f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {request['folder']}"
-    )
+    _log(f"{url}: {len(objects)} files, {_size(sum(one.size for one in objects))}, are in {folder}")
     return 0
 
 
-def _warn_of_region(client: Any, bucket: str, own: str) -> None:
+def _folder(bucket: str, prefix: str, name: str) -> str:
+    """Return the folder of a copy, which is there then. Raises OSError."""
+    is_fast = INSTANCE_STORE.is_mount() and os.access(INSTANCE_STORE, os.W_OK)
+    digest = hashlib.sha256(f"{bucket}/{prefix}".encode()).hexdigest()[:12]
+    folder = (INSTANCE_STORE if is_fast else Path.home()) / FOLDER / f"{Path(name).name}-{digest}"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return str(folder)
+
+
+def _warn_of_region(client: Any, bucket: str) -> None:
     """Log if the bucket is in another region."""
+    own = client.meta.region_name
     with contextlib.suppress(client.exceptions.ClientError):
         headers = client.head_bucket(Bucket=bucket)["ResponseMetadata"]["HTTPHeaders"]
-        if own and (where := headers.get("x-amz-bucket-region", own)) != own:
+        if (where := headers.get("x-amz-bucket-region", own)) != own:
             _log(f"s3://{bucket} is in {where}, and this node in {own}: AWS bills transfers between regions")
 
 
@@ -100,23 +117,15 @@ def files_of(client: Any, bucket: str, prefix: str) -> list[Object]:
     return list(objects.values())
 
 
-def _set_writable(folder: str, *, writable: bool) -> None:
-    """Protect the copy, so that a job that writes there fails: the next launch would delete what it wrote."""
-    for here, _, files in os.walk(folder, topdown=writable):
-        if writable:
-            os.chmod(here, 0o700)
-        for name in files:
-            path = os.path.join(here, name)
-            if not writable and not os.path.islink(path):
-                os.chmod(path, 0o400)
-        if not writable:
-            os.chmod(here, 0o500)
+def _chmod(mode: str, folder: str) -> None:
+    """Protect the copy, so that a job that writes there fails: the next launch would delete what it wrote; or
+    make it writable. No link is followed."""
+    subprocess.run(["chmod", "-R", mode, folder], check=True)
 
 
-def _copy(client: Any, bucket: str, objects: list[Object], folder: str, url: str) -> None:
-    from s3transfer.manager import TransferConfig, TransferManager
-
-    _remove_others(folder, {one.name for one in objects})
+def _copy(manager: Any, bucket: str, objects: list[Object], folder: str, url: str) -> None:
+    for name in set(_names(folder)).difference(one.name for one in objects):
+        os.unlink(os.path.join(folder, name))
     lacking = [one for one in objects if not _is_current(one, folder)]
     needed = sum(one.size for one in lacking)
     free = shutil.disk_usage(folder).free
@@ -125,26 +134,20 @@ def _copy(client: Any, bucket: str, objects: list[Object], folder: str, url: str
     if not lacking:
         return
     progress = _Progress(url, needed)
-    config = TransferConfig(PART, PART, CONNECTIONS, max_request_queue_size=CONNECTIONS)
-    with TransferManager(client, config) as manager:
-        futures = []
-        for one in lacking:
-            path = os.path.join(folder, one.name)
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            futures.append((one, manager.download(bucket, one.key, path, subscribers=[progress])))
-        failed = [why for one, future in futures if (why := _finished(one, future, folder))]
+    futures = []
+    for one in lacking:
+        path = os.path.join(folder, one.name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        futures.append((one, manager.download(bucket, one.key, path, subscribers=[progress])))
+    failed = []
+    for one, future in futures:
+        try:
+            future.result()
+            os.utime(os.path.join(folder, one.name), (one.time, one.time))
+        except Exception as error:  # noqa: PERF203  each object may be refused
+            failed.append(f"{one.key}: {error}"[:200])
     if failed:
         raise Refused(f"{len(failed)} of {len(objects)} objects were not copied: {'; '.join(failed[:NAMED])}")
-
-
-def _finished(one: Object, future: Any, folder: str) -> str:
-    """Wait for a download, and give the file the object's time; return why it has failed, or ''."""
-    try:
-        future.result()
-        os.utime(os.path.join(folder, one.name), (one.time, one.time))
-    except Exception as error:
-        return f"{one.key}: {error}"[:200]
-    return ""
 
 
 def _is_current(one: Object, folder: str) -> bool:
@@ -155,23 +158,13 @@ def _is_current(one: Object, folder: str) -> bool:
     return (info.st_size, int(info.st_mtime)) == (one.size, one.time)
 
 
-def _remove_others(folder: str, names: set[str]) -> None:
+def _names(folder: str) -> list[str]:
+    """Return the paths of all files and links in a folder."""
+    found = []
     for here, folders, files in os.walk(folder):
         links = [name for name in folders if os.path.islink(os.path.join(here, name))]
-        for name in (*files, *links):
-            path = os.path.join(here, name)
-            if os.path.relpath(path, folder) not in names:
-                os.unlink(path)
-
-
-def _compare(objects: list[Object], folder: str) -> None:
-    """Raise Refused unless the folder has exactly these files."""
-    wrong = [one.name for one in objects if not _is_current(one, folder)]
-    count = sum(len(files) for _, _, files in os.walk(folder))
-    if wrong or count != len(objects):
-        raise Refused(
-            f"{count} files for {len(objects)} objects; different: {', '.join(wrong[:NAMED]) or 'none'}"
-        )
+        found += [os.path.relpath(os.path.join(here, name), folder) for name in (*files, *links)]
+    return found
 
 
 class _Progress:
@@ -195,9 +188,9 @@ def _log(text: str) -> None:
     print("".join(c if c.isprintable() else "?" for c in text), flush=True)
 
 
-def _size(count: int) -> str:
+def _size(count: float) -> str:
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1024:
-            return f"{count} {unit}" if unit == "bytes" else f"{count:.0f} {unit}"
-        count = count / 1024  # type: ignore[assignment]
+            return f"{count:.0f} {unit}"
+        count /= 1024
     return f"{count:.1f} GiB"

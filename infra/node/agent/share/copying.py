@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Optional
 
 from agent.node import serving, store
 from agent.node.link import REFUSED, Link, LinkError
@@ -46,7 +45,7 @@ def get(
     wanted = {number: file for number, file in enumerate(files) if file.path in lacking}
     writer = FileWriter(project, store.ROOT / begun, durable=durable)
     target = _Target(writer, wanted, taken)
-    receiver = Receiver(wanted, target)
+    receiver = Receiver({number: file.size for number, file in wanted.items()}, target)
     is_complete = False
     try:
         known = {number: one for number, file in wanted.items() if (one := writer.known(file.path))}
@@ -72,7 +71,8 @@ class _Target:
         return self._writer.begin(self.path, offset)
 
     def finish(self, record: Record, incoming: Incoming) -> None:
-        if file := self._as_offered(record):
+        file = self._files[record.number]
+        if (record.size, max(record.mtime_ns, 0)) == (file.size, file.mtime_ns):
             self._writer.finish(file.path, record, incoming, file.mode)
             self._taken.add(file.path)
         else:
@@ -83,9 +83,3 @@ class _Target:
 
     def gone(self, _record: Record) -> None:
         pass
-
-    def _as_offered(self, record: Record) -> Optional[Offered]:
-        file = self._files[record.number]
-        self.path = file.path
-        is_same = (record.size, max(record.mtime_ns, 0)) == (file.size, file.mtime_ns)
-        return file if is_same else None

@@ -33,12 +33,14 @@ def start(request: StartRequest, began: float) -> Optional[threading.Thread]:
     """Hand a snapshot over if this node is about to end, or take it if this is the first node that stays;
     return the thread that does it, or None. `began`: when the job began here, by the monotonic clock."""
     first = phases.first_failure(store.job_folder(request.job))
-    if request.snapshots is None or first is None or first.cause is not Cause.NOTICE:
+    ends, _ = deadline.current(request.deadline, began)
+    all_end = ends - time.monotonic() <= request.save + ANSWER  # the notice is that of the deadline
+    if request.snapshots is None or first is None or first.cause is not Cause.NOTICE or all_end:
         return None
     staying = [peer.node for peer in request.gang.peers if peer.node != first.node]
-    if not staying or _all_end(request, began) or request.node not in (first.node, min(staying)):
+    nodes = first.node, min(staying, default=first.node)
+    if not staying or request.node not in nodes:
         return None
-    nodes = first.node, min(staying)
     thread = threading.Thread(target=_run, args=(request, request.snapshots, *nodes), daemon=True)
     thread.start()
     return thread
@@ -55,12 +57,6 @@ def _run(request: StartRequest, search: SnapshotSearch, ending: int, keeper: int
         text = f"{failed}: {error}"
     if text:
         job_record.note(store.job_folder(request.job), text[:MAX_LINE])
-
-
-def _all_end(request: StartRequest, began: float) -> bool:
-    """Whether the notice is that of the deadline, at which all nodes end."""
-    ends, _ = deadline.current(request.deadline, began)
-    return ends - time.monotonic() <= request.save + ANSWER
 
 
 # -- the node that ends --------------------------------------------------------------------------------------
@@ -100,7 +96,7 @@ def _keep(request: StartRequest, search: SnapshotSearch, ending: Peer, failed: s
     REFUSED names."""
     # While that agent is busy with the end of the job, connections are refused, or accepted by its mesh and
     # closed: both are tried again.
-    link = Link.within(CONNECT, ending, request.gang.secret, PURPOSE, connect=ANSWER)
+    link = Link.within(CONNECT, ending, request.gang.secret, PURPOSE)
     with contextlib.closing(link):
         try:
             text = _take(link, request, search, ending.node)

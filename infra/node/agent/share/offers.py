@@ -41,7 +41,8 @@ def of_node(search: SnapshotSearch) -> tuple[Offer, list[str]]:
     else:
         found, names = _written(scan, new, search.limit) if search.limit else ([], set())
     fitting = _fitting(found)
-    beyond = sorted(names.difference(one.path for one in fitting), key=_checkpoints_first)
+    left = names.difference(one.path for one in fitting)
+    beyond = sorted(left, key=lambda name: (not selection.is_checkpoint(name), name))
     return Offer(fitting, beyond=tuple(beyond[:MAX_BEYOND]), parts=parts(project, scan.shards)), damaged
 
 
@@ -127,16 +128,10 @@ def _described(name: str, info: os.stat_result, results: Results) -> Offered:
 
 
 def _can_be_named(name: str) -> bool:
-    """Whether a message may name a file (protocol.sharing refuses ~), and the file is not one that is being
-    written."""
+    """Whether a message may name a file, and the file is not one that is being written."""
     with contextlib.suppress(UnicodeEncodeError):
-        name.encode()
-        return len(name) <= MAX_PATH and not name.startswith("~") and not name.endswith(TEMPORARY)
+        return len(name.encode()) <= MAX_PATH and not name.endswith(TEMPORARY)
     return False
-
-
-def _checkpoints_first(name: str) -> tuple[bool, str]:
-    return not selection.is_checkpoint(name), name
 
 
 def _fitting(found: Sequence[Offered]) -> tuple[Offered, ...]:

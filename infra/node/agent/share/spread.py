@@ -16,20 +16,23 @@ import contextlib
 import functools
 import os
 import queue
+import shutil
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Callable, Optional
 
 from agent.files import records
 from agent.files.checkpoints import Files
-from agent.files.records import Origin
+from agent.files.records import Origin, Results
+from agent.files.selection import is_checkpoint
 from agent.jobs import job_record
 from agent.node import store
 from agent.node.link import REFUSED, Link, LinkError, Server
 from agent.node.shared_memory import last_line
-from agent.share import by_default, copying, offers
+from agent.share import copying, offers
 from agent.sync.replaced import set_aside
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import Checkpoints, folder_of, listed, writer_of
@@ -38,12 +41,14 @@ from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.gang import Kind, Message
 from cloudddp.agent.protocol.sharing import (
     LATEST,
+    MAX_SHARED,
     Copy,
     Offer,
     Offered,
     SnapshotSearch,
     checkpoints_of,
     copies,
+    differing,
     refusal,
     rounds,
 )
@@ -62,7 +67,8 @@ class _Incomplete(LinkError):
 
 
 class Spread:
-    """The part of one node. A thread finds files and gets others; `turn` sends what it has to say."""
+    """The part of one node. A thread finds files and gets others; `turn` sends what it has to say. `error`:
+    why this node cannot take part, or ''."""
 
     def __init__(
         self, request: StartRequest, search: SnapshotSearch, attempt: int, send: Callable[[Message], None]
@@ -83,7 +89,7 @@ class Spread:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._closed = False
         self._ends_at = float("inf")
-        self._error = ""
+        self.error = ""
 
     def start(self) -> None:
         self._ends_at = time.monotonic() + LONGEST
@@ -101,18 +107,10 @@ class Spread:
         """Whether every node has the files that it lacked."""
         return self._ready == self._peers.keys()
 
-    @property
-    def error(self) -> str:
-        """Why this node cannot take part, in words, or ''."""
-        if not self._error and not self._by_default and time.monotonic() > self._ends_at:
-            return f"the files were not on every node after {LONGEST / 60:.0f} min"
-        return self._error[:MAX_TEXT]
-
     def turn(self) -> None:
         """Send what the other nodes have to know."""
-        if self._by_default and self._node not in self._ready and time.monotonic() > self._ends_at:
-            self._note(f"files were not copied within {LONGEST / 60:.0f} min; the ranks start without them")
-            self._own.put(Message(Kind.COPIED))
+        if self._node not in self._ready and not self.error and time.monotonic() > self._ends_at:
+            self._give_up(f"files were not copied within {LONGEST / 60:.0f} min")
         while not self._own.empty():
             message = self._own.get()
             self.act(self._node, message)
@@ -140,12 +138,18 @@ class Spread:
                 self._get(wanted)
         except Exception as error:  # of which the supervisor must know, whatever it is
             text = str(error) if isinstance(error, LinkError) else f"{step}: {last_line(error)}"
-            if not self._by_default or isinstance(error, _Incomplete):
-                self._error = text
-                return
-            if not self._closed:
-                self._note(text)
-            self._own.put(Message(Kind.SNAPSHOT, offer=Offer(())))  # unless it has sent one
+            self._give_up(text, needed=isinstance(error, _Incomplete))
+        else:
+            self._own.put(Message(Kind.COPIED))
+
+    def _give_up(self, text: str, *, needed: bool = False) -> None:
+        """The ranks start without the files, unless these are `needed`, or the user has named them."""
+        if needed or not self._by_default:
+            self.error = text[:MAX_TEXT]
+            return
+        if not self._closed:
+            self._note(text)
+        self._own.put(Message(Kind.SNAPSHOT, offer=Offer(())))  # unless it has sent one
         self._own.put(Message(Kind.COPIED))
 
     def _wait(self, is_met: Callable[[], bool]) -> None:
@@ -192,19 +196,15 @@ class Spread:
         self._files = [one.file for one in planned]
         wanted = [one for one in planned if self._node in one.lacking]
         if self._by_default:
-            wanted, notes = by_default.checked(
-                self._project, self._search, self._node, self._ids, usable, wanted
-            )
-            for note in notes:
-                self._note(note)
+            self._note_differences(usable)
+            wanted = self._fitting(wanted)
         folders = {folder_of(one.file.path, known.parts) for one in wanted} - {None}
         older = [one for one in folders if one and self._node not in known.holders(one)]
-        for folder in {*known.superseded(), *older}:
-            if self._node in known.parts[folder]:
-                try:
-                    set_aside(self._project, [folder])
-                except OSError as error:
-                    raise _Incomplete(f"{folder} cannot be moved away: {error}") from None
+        aside = [one for one in {*known.superseded(), *older} if self._node in known.parts[one]]
+        try:
+            set_aside(self._project, aside)
+        except OSError as error:
+            raise _Incomplete(f"{listed(aside)} cannot be moved away: {error}") from None
         what = "which only some nodes have" if several else "the newest snapshot"
         given = [one for one in planned if self._node == one.holders[0]]
         for (holders, lacking), group in _grouped((*given, *wanted)).items():
@@ -231,6 +231,57 @@ class Spread:
         if not self._by_default and self._request.resumed_from and is_first and not has_any:
             self._note(f"no node has a snapshot that matches {', '.join(self._search.patterns)}")
         return usable
+
+    # -- by default ------------------------------------------------------------------------------------------
+
+    def _fitting(self, wanted: list[Copy]) -> list[Copy]:
+        """Return what this node gets of what it lacks: nothing that replaces a file but an older copy of the
+        same one, and at most half of the free space. Raises OSError."""
+        known = records.results(self._project)
+        obstacles = {one.file.path: self._obstacle(one.file.path, known) for one in wanted}
+        if in_the_way := [name for name, obstacle in obstacles.items() if obstacle]:
+            what = f"{listed(in_the_way)}; {obstacles[in_the_way[0]]} exists there"
+            self._note(f"not copied to node {self._node}: {what}")
+        left = [one for one in wanted if not obstacles[one.file.path]]
+        size, free = sum(one.file.size for one in left), shutil.disk_usage(self._project).free
+        if size <= free / 2:
+            return left
+        what = f"{listed([one.file.path for one in left])}, {size / 1e6:,.1f} MB"
+        self._note(f"not copied to node {self._node}: {what}; {free / 1e6:,.1f} MB are free there")
+        return []
+
+    def _obstacle(self, name: str, known: Results) -> str:
+        """Return what is in the place of a file, as a path in the project; '' for nothing, or a copy of
+        it."""
+        for parent in map(str, reversed(Path(name).parents)):
+            path = self._project / parent
+            if parent != "." and os.path.lexists(path) and (path.is_symlink() or not path.is_dir()):
+                return parent
+        path = self._project / name
+        return name if os.path.lexists(path) and not known.origin(name, os.lstat(path)) else ""
+
+    def _note_differences(self, usable: Mapping[int, Offer]) -> None:
+        """Note what is not the same on all nodes although it is not copied."""
+        known = {one: {*offer.beyond, *(file.path for file in offer.files)} for one, offer in usable.items()}
+        own = usable[self._node]
+        if lacked := [name for name in own.beyond if not all(name in names for names in known.values())]:
+            what = ", ".join(filter(is_checkpoint, lacked)) or listed(lacked)
+            self._note(
+                f"node {self._node}: not copied to other nodes: {what}. The limits are "
+                f"[job] share_mb = {self._search.limit / 2**20:g} and {MAX_SHARED:,} files; name what all "
+                "ranks read in [job] share"
+            )
+        if self._node == min(usable) and (names := differing(usable)):
+            self._note(
+                f"each node keeps its own version: {listed(names)}. If all ranks read the newest one, "
+                "name it in [job] share"
+            )
+        for node, instance in self._ids.items():
+            if stale := [
+                one.path for one in own.files if one.origin == instance and one.path not in known[node]
+            ]:
+                what = f"copies of files that node {node} does not have any more"
+                self._note(f"node {self._node} has {what}: {listed(stale)}")
 
     # -- sending and receiving -------------------------------------------------------------------------------
 
@@ -284,9 +335,7 @@ class Spread:
     def _get_from(self, node: int, names: set[str], taken: set[str]) -> None:
         """Connect, again while strangers take the connections of that node. Raises what REFUSED names."""
         peer = replace(self._peers[node], port=self._offers[node].port)
-        self._link = link = Link.within(
-            CONNECT, peer, self._secret, PURPOSE, connect=CONNECT, ended=lambda: self._closed
-        )
+        self._link = link = Link.within(CONNECT, peer, self._secret, PURPOSE, ended=lambda: self._closed)
         with contextlib.closing(link):
             if self._closed:
                 link.end()

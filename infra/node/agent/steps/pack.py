@@ -25,9 +25,9 @@ from agent.node import store
 from agent.ranks import rank_log
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
-from cloudddp.agent.protocol.file_steps import MAX_LISTED, MAX_NAMES, PackRequest
-from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire
-from cloudddp.agent.protocol.sending import Sender, Wanted, time_of
+from cloudddp.agent.protocol.file_steps import LISTED, MAX_LISTED, PackRequest
+from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire, time_of
+from cloudddp.agent.protocol.sending import Sender, Wanted
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
@@ -62,21 +62,18 @@ class Item(NamedTuple):
 
 def listings(items: list[Item]) -> Iterator[Listing]:
     """Yield listings of all items. They are sorted, so that each index is the position of a file or link."""
-    listing, count, names = Listing({}), 0, 0
-    for found, entry, other in items:
-        path = path_to_wire(found.name)
-        if count and (other != listing.job or count >= MAX_LISTED or names > MAX_NAMES):
+    listing, length = Listing({}), 0
+    for item in items:
+        path = path_to_wire(item.found.name)
+        if item.other != listing.job or length > MAX_LISTED:
             yield listing
-            count = names = 0
-        if not count:
-            listing = Listing({}, job=other)
-        if stat.S_ISDIR(found.info.st_mode):
-            listing.modes[path] = entry.mode
+            listing, length = Listing({}, job=item.other), 0
+        if item.is_folder:
+            listing.modes[path] = item.entry.mode
         else:
-            listing.files[path] = entry
-        count, names = count + 1, names + len(path) + len(entry.target)
-    if count:
-        yield listing
+            listing.files[path] = item.entry
+        length += LISTED + len(path) + len(item.entry.target)
+    yield listing
 
 
 class Packer:
@@ -128,12 +125,9 @@ class Packer:
         known. Files from before all jobs count as of the first."""
         if not self._attempts or stat.S_ISDIR(one.info.st_mode):
             return ""
-        copy = self._results.copy(one.name, one.info)
-        if copy is not None:
-            job = copy.job
-        else:
-            at = bisect.bisect(self._attempts, (one.info.st_ctime_ns, "~", 0))
-            job = self._attempts[max(at - 1, 0)][1]
+        copy, at = self._results.copy(one.name, one.info), (one.info.st_ctime_ns, "~", 0)
+        began = max(bisect.bisect(self._attempts, at) - 1, 0)
+        job = copy.job if copy is not None else self._attempts[began][1]
         return "" if job == self._request.results_of else job
 
     def send(self, items: list[Item], wants: Wants) -> None:
@@ -144,8 +138,8 @@ class Packer:
             for index, known in wants.of([(item.found.name, item.entry) for item in listed])
         ]
 
-        def hole(one: Wanted, descriptor: int) -> tuple[int, int]:
-            return rank_log.hole_of(descriptor) if self._is_log(listed[one.number].found) else (0, 0)
+        def hole(_one: Wanted, descriptor: int) -> tuple[int, int]:
+            return rank_log.hole_of(descriptor) if self._request.job else (0, 0)
 
         def lost(one: Wanted, error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # else it has gone
@@ -199,16 +193,10 @@ class Packer:
                 return None
         return Entry(FILE, mode, size, mtime_ns, "")
 
-    def _is_log(self, one: Found) -> bool:
-        """Whether a file is the log of a rank, whose middle may have been dropped."""
-        folder, name = os.path.split(one.name)
-        return bool(self._request.job) and os.path.basename(folder) == "ranks" and name.endswith(".log")
-
     def _dropped(self, one: Found) -> int:
-        """Return how many bytes of a file are not sent: those of the hole in a log."""
-        with contextlib.suppress(OSError):
-            if self._is_log(one):
-                with store.open_regular(Path(one.path)) as file:
-                    begin, end = rank_log.hole_of(file.fileno())
-                    return end - begin
+        """Return how many bytes of a file of a job are not sent: those of the hole in a rank's log, whose
+        middle was dropped."""
+        with contextlib.suppress(OSError), store.open_regular(Path(one.path)) as file:
+            begin, end = rank_log.hole_of(file.fileno())
+            return end - begin
         return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from agent.files import records
+from agent.files import records, shared
 from agent.files.records import Results
 from agent.node import store
 from cloudddp.agent.protocol.phases import Done
@@ -20,7 +20,8 @@ def step(request: PulledRequest) -> Done:
     names = [os.path.normpath(name) for name in request.names]
 
     def change(known: Results) -> Results:
-        left = {name: why for name, why in known.left.items() if not _is_below(name, names)}
+        is_all = "." in names
+        left = {n: why for n, why in known.left.items() if not is_all and not shared.is_below(n, names)}
         left.update({one.name: one.reason for one in request.left})
         pulled = {**known.pulled, **dict.fromkeys(names, request.time_ns)}
         if len(left) > MAX_LEFT:
@@ -30,7 +31,3 @@ def step(request: PulledRequest) -> Done:
 
     records.update(project, change)
     return Done()
-
-
-def _is_below(name: str, roots: list[str]) -> bool:
-    return any(root == "." or name == root or name.startswith(root + "/") for root in roots)

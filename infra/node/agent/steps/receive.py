@@ -40,8 +40,8 @@ def step(request: ReceiveRequest) -> None:
     if request.job:
         poweroff.occupy()
     with project_lock.held(folder, unless_leased=request.job) as lock:
-        if request.version:
-            _check_jobs(request.job)
+        if request.version or request.put_back is not None:
+            _check_jobs(may_run=not request.job and request.put_back is None)
         lock.check(request.version)
         folder.mkdir(exist_ok=True)
         _receive(request, folder, lock)
@@ -49,12 +49,12 @@ def step(request: ReceiveRequest) -> None:
             lock.lease(request.job)
 
 
-def _check_jobs(launched: str) -> None:
-    """Refuse to change the files of a job that is about to start; for a launch, also those of one that
-    runs."""
+def _check_jobs(*, may_run: bool) -> None:
+    """Refuse to change the files of a job that is about to start, or of one that runs, unless it `may_run`:
+    that is for a plain sync, since results are the files of jobs."""
     for job in phases.running_jobs():
         phase = phases.phase_of(store.job_folder(job))
-        if launched or phase in (JobPhase.SETUP, JobPhase.STARTING):
+        if not may_run or phase in (JobPhase.SETUP, JobPhase.STARTING):
             what = "is about to start" if phase in (JobPhase.SETUP, JobPhase.STARTING) else "runs"
             raise SystemExit(f"job {job} {what} on this node; wait for its end, or cancel it, and repeat")
 
@@ -64,12 +64,12 @@ def _receive(request: ReceiveRequest, folder: Path, lock: ProjectLock) -> None:
     try:
         listing = transfer.read_listing(laptop.read())
         synced = Synced(folder, request.origin) if request.put_back is None else None
-        update = ProjectUpdate(folder, listing, lock, synced)
-        receiver = Receiver(update.wanted, update)
+        update = ProjectUpdate(folder, listing, lock, synced, request.put_back or ())
+        receiver = Receiver({index: update.files[index][1].size for index in update.wanted}, update)
         laptop.progress = lambda: receiver.received
         wants = update.wants(receiver.missing)
         report(ReceiveEvent(wants=wants))
-        update.check_space(wants.size)
+        update.check_space(wants)
         while (frame := laptop.read()).kind != transfer.DONE:
             update.start()
             if frame.kind != transfer.FETCH:
@@ -88,7 +88,7 @@ def _receive(request: ReceiveRequest, folder: Path, lock: ProjectLock) -> None:
     serve = functools.partial(serving.serve, secret=request.secret, folder=folder, files=update.files)
     server = Server(request.secret, PURPOSE, WIDTH, serve)
     report(ReceiveEvent(complete=True, port=_port(server, request.address)))
-    report(ReceiveEvent(done=update.complete(request.put_back or ())))
+    report(ReceiveEvent(done=update.complete()))
     with contextlib.suppress(*REFUSED, EOFError):
         while True:
             laptop.read()
@@ -108,7 +108,7 @@ def _fetch(peer: Peer, secret: str, wants: Wants, receiver: Receiver) -> str:
     """Get files from another node. Return why that was not possible, or ''."""
     what = f"cannot be reached at {peer.address}:{peer.port}"
     try:
-        link = Link.within(CONNECT, peer, secret, PURPOSE, connect=CONNECT, again=())
+        link = Link.within(CONNECT, peer, secret, PURPOSE, again=())
         with contextlib.closing(link):
             what = "does not send its files"
             serving.fetch(link, secret, wants, receiver)

@@ -18,7 +18,7 @@ from agent.files import paths, shared
 from agent.jobs import phases, poweroff
 from agent.node import docker, kernel, machine, processes, store
 from agent.node.commands import activated, program, variables
-from agent.s3 import boto_process, data
+from agent.s3 import boto_process
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
@@ -165,17 +165,14 @@ def _copy_data(setup: _Setup) -> Optional[SetupReply]:
     """Copy what differs of [[data]] from S3, with the Python of the job or of the image."""
     request, project = setup.request, setup.project
     own = [found for name in (request.python, "") if (found := machine.find_python(name, project))]
-    python = boto_process.find(own) if request.data else ""
     for one in request.data:
         shown = url_of(one.bucket, one.prefix)
         try:
-            problem, where = boto_process.problem(own, python), data.link_folder(one, project)
-        except OSError as error:
-            problem = f"{error.strerror or error}"
-        if problem:
-            return SetupReply(exit_code=1, command=shown, output=problem[:MAX_TEXT], data=True)
-        env, wanted = boto_process.environment(), data.request(one, where)
-        if failed := _run(setup, boto_process.command(python, "download"), shown, env, wanted):
+            argv = boto_process.command(own, "download")
+        except boto_process.CannotStart as error:
+            return SetupReply(exit_code=1, command=shown, output=str(error)[:MAX_TEXT], data=True)
+        wanted = json.dumps({**vars(one), "project": str(project)}).encode()
+        if failed := _run(setup, argv, shown, boto_process.environment(), wanted):
             return replace(failed, data=True)
     return None
 

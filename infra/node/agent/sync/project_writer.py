@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import shutil
 import stat
-from collections.abc import Container, Iterable
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Optional
 
 from agent.node import store
-from agent.sync.replaced import Replaced
+from agent.sync.replaced import Replaced, described
+from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import Record
 from cloudddp.agent.protocol.writing import FOLDER, FileWriter, open_below
 
@@ -21,8 +24,8 @@ class ProjectWriter(FileWriter):
     """Names were checked where the listing was decoded (manifest.check_files). What is in the way is
     deleted, or kept where a job wrote it."""
 
-    def __init__(self, folder: Path, synced: Container[str] = frozenset()) -> None:
-        """`synced` may be overwritten: files that a sync has written."""
+    def __init__(self, folder: Path, synced: Mapping[str, Entry] = MappingProxyType({})) -> None:
+        """`synced` may be overwritten, as long as they are unchanged: files that a sync has written."""
         super().__init__(folder, store.ROOT / f"begun-{folder.name}")
         self.replaced = Replaced(folder, synced, self.place)
 
@@ -66,19 +69,24 @@ def to_disk(folder: Path) -> None:
         os.close(descriptor)
 
 
-def remove(project: Path, names: Iterable[str]) -> None:
-    """Delete files, and the folders that are empty then: what a job wrote stays. Raises OSError."""
+def remove(project: Path, files: Mapping[str, Entry]) -> None:
+    """Delete files, unless a job has changed them since they were compared, and the folders that are empty
+    then. Raises SystemExit for one that cannot be deleted, OSError."""
     folders, root = set(), os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for name in names:
+        for name, entry in files.items():
             folder, _, base = name.rpartition("/")
             folders.add(folder)
-            with contextlib.suppress(OSError):
+            try:
                 at = open_below(root, folder, FOLDER)
                 try:
-                    os.unlink(base, dir_fd=at)
+                    if described(at, base) == entry:
+                        os.unlink(base, dir_fd=at)
                 finally:
                     os.close(at)
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # it is not there
+                    raise SystemExit(f"cannot delete {name!r}: {error.strerror}") from None
     finally:
         os.close(root)
     for folder in sorted(filter(None, folders), key=len, reverse=True):

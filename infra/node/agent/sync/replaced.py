@@ -12,7 +12,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Callable, Optional
 
@@ -20,17 +20,17 @@ from agent.files import records
 from agent.files.scan import CACHES
 from agent.jobs import phases
 from cloudddp.agent.protocol.file_steps import MAX_KEPT, REPLACED, Kept
-from cloudddp.agent.protocol.manifest import path_to_wire
+from cloudddp.agent.protocol.manifest import Entry, entry_of, path_to_wire
 from cloudddp.agent.protocol.transfer import Record as FileRecord
 from cloudddp.agent.protocol.writing import known_of, open_file
 
 
 class Replaced:
-    """`synced`: names of the files that a sync has written and nobody has changed. `place` opens the folder
-    of a name, and returns it with the last part of the name."""
+    """`synced`: the files that a sync has written. `place` opens the folder of a name, and returns it with
+    the last part of the name."""
 
     def __init__(
-        self, project: Path, synced: Container[str], place: Callable[[str], tuple[int, str]]
+        self, project: Path, synced: Mapping[str, Entry], place: Callable[[str], tuple[int, str]]
     ) -> None:
         self._project, self._synced, self._place = project, synced, place
         self._folder = _folder_name()
@@ -44,7 +44,8 @@ class Replaced:
             info = os.lstat(base, dir_fd=parent)
         except OSError:
             return
-        if name in self._synced or f"{name}/".startswith(f"{REPLACED}/"):
+        is_synced = name in self._synced and described(parent, base) == self._synced[name]
+        if is_synced or name.startswith(f"{REPLACED}/"):
             return
         if stat.S_ISDIR(info.st_mode):
             is_kept = self._has_new_files(parent, base, name)
@@ -105,6 +106,12 @@ def set_aside(project: Path, names: Iterable[str]) -> list[str]:
     if copies:
         records.keep_copies(project, copies)
     return moved
+
+
+def described(folder: int, base: str) -> Optional[Entry]:
+    """Return the manifest's entry for what is in an open folder. Raises OSError."""
+    info = os.lstat(base, dir_fd=folder)
+    return entry_of(info, os.readlink(base, dir_fd=folder) if stat.S_ISLNK(info.st_mode) else "")
 
 
 def _folder_name() -> str:

@@ -13,47 +13,62 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from agent.files import records
 from agent.files.project_lock import ProjectLock
 from agent.files.records import Origin
 from agent.files.sync_record import Synced
 from agent.node.link import LinkError
-from agent.sync.plan import plan
 from agent.sync.project_writer import ProjectWriter, remove, to_disk
 from cloudddp.agent.protocol.checkpoints import Part, writer_of
 from cloudddp.agent.protocol.file_steps import ReceiveReply
-from cloudddp.agent.protocol.manifest import Entry
+from cloudddp.agent.protocol.manifest import LINK, Entry
 from cloudddp.agent.protocol.transfer import Known, Listing, Record, Wants
 from cloudddp.agent.protocol.writing import Incoming, known_of
 
 DISK_RESERVE = 64 << 20  # bytes that stay free
 
 
-class _Present(NamedTuple):
-    """A file in its place that may have the contents that are wanted, as it was at a ctime (ns)."""
-
-    known: Known
-    ctime_ns: int
-
-
 class ProjectUpdate:
     """The project's files while they are changed: the target of a Receiver. Without what was `synced` these
-    are results, which no sync records or deletes."""
+    are results, which no sync records or deletes, with the sharded checkpoints `put_back`."""
 
-    def __init__(self, folder: Path, listing: Listing, lock: ProjectLock, synced: Optional[Synced]) -> None:
-        self._folder, self._lock, self._synced = folder, lock, synced
-        self._plan = plan(listing, synced)
-        self.files, self.wanted = self._plan.files, self._plan.wanted
-        self._present: dict[int, _Present] = {}
+    def __init__(
+        self,
+        folder: Path,
+        listing: Listing,
+        lock: ProjectLock,
+        synced: Optional[Synced],
+        put_back: Sequence[Part] = (),
+    ) -> None:
+        self._folder, self._lock, self._synced, self._put_back = folder, lock, synced, put_back
+        self.files = listing.entries()  # their names were checked when the listing was decoded
+        self._old = synced.current() if synced else {}  # what syncs have written, and nobody has changed
+        self._delete = sorted(self._old.keys() - dict(self.files).keys())
+        self.wanted: list[int] = []  # regular files whose contents may be needed
+        self._links: list[int] = []
+        self._modes: list[int] = []  # files of which only the mode differs
+        # What another project has sent may have the same size and time, and other contents.
+        old = {} if synced and synced.is_foreign else self._old
+        for index, (name, entry) in enumerate(self.files):
+            known = old.get(name)
+            if known == entry:
+                continue
+            if entry.kind == LINK:
+                self._links.append(index)
+            elif known is not None and known._replace(mode=entry.mode) == entry:
+                self._modes.append(index)
+            else:
+                self.wanted.append(index)
+        self._present: dict[int, tuple[Known, int]] = {}  # of files in their place, with their ctime (ns)
         self._came: dict[int, Record] = {}
         self._gone: set[int] = set()
         self._has_started = False
 
     @functools.cached_property
     def _writer(self) -> ProjectWriter:
-        return ProjectWriter(self._folder, self._plan.old)
+        return ProjectWriter(self._folder, self._old)
 
     def wants(self, missing: Iterable[int]) -> Wants:
         """Return what of the `missing` files this node lacks. Changes nothing."""
@@ -64,11 +79,14 @@ class ProjectUpdate:
             found = self._writer.known(name) or self._in_place(index)
             if found is not None and found.size <= entry.size:
                 known[index] = found
-        size = sum(self.files[index][1].size for index in missing) - sum(one.size for one in known.values())
-        return Wants(missing, known, size, len(self._plan.delete))
+        return Wants(missing, known, len(self._delete))
 
-    def check_space(self, size: int) -> None:
-        """Raise SystemExit where the disk has no space for so many bytes."""
+    def check_space(self, wants: Wants) -> None:
+        """Raise SystemExit where the disk has no space for what is wanted. What was begun of other files goes
+        first."""
+        self._writer.forget(self.files[index][0] for index in wants.files)
+        size = sum(self.files[index][1].size for index in wants.files)
+        size -= sum(one.size for index, one in wants.known.items() if index not in self._present)
         free = shutil.disk_usage(str(self._folder)).free
         if size and free < size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
@@ -80,51 +98,47 @@ class ProjectUpdate:
             descriptor = self._writer.present(name)
             info = os.fstat(descriptor)
             if 0 < info.st_size == entry.size:
-                self._present[index] = _Present(known_of(descriptor), info.st_ctime_ns)
-                return self._present[index].known
+                self._present[index] = known_of(descriptor), info.st_ctime_ns
+                return self._present[index][0]
             os.close(descriptor)
         return None
 
     def start(self) -> None:
         """Begin to change the project's folder, once."""
-        made = self._plan
-        if self._has_started or not (made.changed or made.delete):
+        changed = [*self.wanted, *self._links, *self._modes]
+        if self._has_started or not (changed or self._delete):
             return
         self._has_started = True
         self._lock.changes()
         if self._synced:
-            self._synced.begin(made.changed)
-        remove(self._folder, made.delete)
-        for index in made.links:
+            self._synced.begin(dict(self.files[index] for index in changed))
+        else:
+            self._note_origins()
+        remove(self._folder, {name: self._old[name] for name in self._delete})
+        for index in self._links:
             name, entry = self.files[index]
-            self._writer.link(name, entry.target)
-        for index in made.modes:
+            self._writer.link(name, entry.target, None if self._synced else entry.mtime_ns)
+        for index in self._modes:
             name, entry = self.files[index]
             self._writer.touch(name, entry.mode, entry.mtime_ns)
 
     # -- the target ------------------------------------------------------------------------------------------
 
     def begin(self, number: int, offset: int) -> Incoming:
-        name = self.files[number][0]
-        if not offset or number not in self._present:
-            return self._writer.begin(name, offset)
-        descriptor = self._writer.present(name)
-        try:
-            return self._writer.begin(name, offset, descriptor)
-        finally:
-            os.close(descriptor)
+        return self._writer.begin(self.files[number][0], offset, in_place=number in self._present)
 
     def finish(self, record: Record, incoming: Incoming) -> None:
         self._writer.finish(self.files[record.number][0], record, incoming, record.mode)
         self._came[record.number] = record
 
     def confirm(self, record: Record) -> bool:
-        name, present = self.files[record.number][0], self._present.get(record.number)
-        if present is None or present.known != (record.size, record.digest.hex()):
+        name = self.files[record.number][0]
+        known, ctime_ns = self._present.get(record.number, (None, 0))
+        if known != (record.size, record.digest.hex()):
             return False
         with contextlib.suppress(OSError):
             descriptor = self._writer.present(name)
-            is_same = os.fstat(descriptor).st_ctime_ns == present.ctime_ns
+            is_same = os.fstat(descriptor).st_ctime_ns == ctime_ns
             os.close(descriptor)
             if is_same:
                 self._writer.touch(name, record.mode, record.mtime_ns)
@@ -139,12 +153,11 @@ class ProjectUpdate:
         if record.missing:
             raise LinkError(f"it does not have {name!r}")
         self._gone.add(record.number)
-        if name in self._plan.old:
-            remove(self._folder, [name])
+        if name in self._old:
+            remove(self._folder, {name: self._old[name]})
 
-    def complete(self, put_back: Sequence[Part]) -> ReceiveReply:
-        """Record the manifest that the project has now, once it is on the disk; or where results come from,
-        by these sharded checkpoints."""
+    def complete(self) -> ReceiveReply:
+        """Record the manifest that the project has now, once it is on the disk."""
         kept = None
         with contextlib.suppress(OSError):  # a full disk has no room for the folder of what was begun
             self._writer.close(complete=True)
@@ -157,15 +170,26 @@ class ProjectUpdate:
             )
         elif self._synced:
             self._synced.take_over()
-        else:  # the laptop has these: they do not wait to be pulled
-            records.keep_copies(self._folder, {name: self._origin(name, put_back) for name, _ in self.files})
+        else:
+            self._note_origins()
         return ReceiveReply(self._lock.version, kept)
 
-    def _origin(self, name: str, put_back: Sequence[Part]) -> Optional[Origin]:
-        with contextlib.suppress(OSError):
-            info = os.lstat(self._folder / name)
-            return Origin(records.PUT_BACK, *writer_of(name, put_back), info.st_size, info.st_mtime_ns)
-        return None
+    def _note_origins(self) -> None:
+        """Note that the laptop has these results, so that they do not wait to be pulled: before they are
+        written, and as they came."""
+        found = dict(self._now(index) for index in range(len(self.files)) if index not in self._gone)
+        records.keep_copies(
+            self._folder,
+            {
+                name: Origin(
+                    records.PUT_BACK,
+                    *writer_of(name, self._put_back),
+                    entry.size or len(os.fsencode(entry.target)),
+                    entry.mtime_ns,
+                )
+                for name, entry in found.items()
+            },
+        )
 
     def _now(self, index: int) -> tuple[str, Entry]:
         """Return a file as it is now: one may have changed on the laptop since it was listed."""

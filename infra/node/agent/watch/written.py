@@ -60,10 +60,6 @@ class WrittenWatch:
         found = [(is_checkpoint(one.found.name), one.ctime, one.found.name) for one in new]
         chosen: dict[str, str] = {}  # of the shards of a checkpoint, one
         for *_, name in sorted(found, reverse=True):
-            if _can_be_named(name):
+            if name.isprintable() and len(name) <= MAX_PATH:
                 chosen.setdefault(checkpoint_of(os.path.dirname(name)) if is_shard(name) else name, name)
         return list(chosen.values())[:MAX_WROTE]
-
-
-def _can_be_named(name: str) -> bool:
-    return len(name) <= MAX_PATH and name.isprintable() and not name.startswith("~")
