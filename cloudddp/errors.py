@@ -148,14 +148,15 @@ def renewal_first(error: BaseException, hint: str) -> str:
 
 
 class NodeError(CloudDDPError):
-    """A node could not be reached, or a command on it failed.
+    """A node could not be reached, or a command on it failed."""
 
-    `reason` is the message without the command, for callers whose commands are internal; '' if the message
-    does not name a command.
-    """
 
-    def __init__(self, message: str, *, hint: str = "", reason: str = "") -> None:
-        super().__init__(message, hint=hint)
+class ConnectionLost(NodeError):
+    """The connection to a node broke, or the node did not answer in time. `reason` is the message without
+    what was being done."""
+
+    def __init__(self, reason: str, doing: str = "", *, hint: str = "") -> None:
+        super().__init__(reason + doing, hint=hint)
         self.reason = reason
 
 

@@ -22,7 +22,7 @@ from cloudddp.agent.protocol import ExitCode
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError, encode
 from cloudddp.agent.replies import decode
 from cloudddp.agent.session import AgentSession
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.files import payload_text
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.fleet import Outcome
@@ -154,8 +154,9 @@ def run_step(
                 shipped = runner.run(node, CommandSpec(program.ship(), program.compressed_agent()))
                 result = shipped if shipped.exit_code else once()
         replies.raise_refusal(node, result)
-    except NodeError as error:
-        raise replies.named_step(request.STEP, error) from None
+    except ConnectionLost as error:  # the user does not know the command
+        doing = f", in step {request.STEP!r} of the agent"
+        raise ConnectionLost(error.reason, doing, hint=error.hint) from None
     return result
 
 
@@ -231,10 +232,11 @@ def call_all(
         return call(runner, node, requests[node], on_stderr=receive, **options)
 
     done = runner.each(
-        one, nodes=requests, fatal=lambda error: silent is None or not replies.is_silence(error)
+        one, nodes=requests, fatal=lambda error: silent is None or not isinstance(error, ConnectionLost)
     )
-    if silent is not None and done.values and all(map(replies.is_silence, done.errors.values())):
-        silent.update({node: error for node, error in done.errors.items() if isinstance(error, NodeError)})
+    lost = {node: error for node, error in done.errors.items() if isinstance(error, ConnectionLost)}
+    if silent is not None and done.values and len(lost) == len(done.errors):
+        silent.update(lost)
         done.errors.clear()
     return done.all()
 
@@ -245,9 +247,7 @@ def repeated(runner: Runner, work: Callable[[int], T]) -> Callable[[int], T]:
     def twice(node: int) -> T:
         try:
             return work(node)
-        except NodeError as error:
-            if not error.reason:
-                raise
+        except ConnectionLost as error:
             try:
                 runner.reconnect(node)
             except NodeError:

@@ -71,13 +71,6 @@ class RefusedByAgent(NodeError):
     """The agent refuses this step; a retry does not help."""
 
 
-def named_step(step: str, error: NodeError) -> NodeError:
-    """Return an error of the connection for the user, who does not know the command."""
-    if not error.reason:
-        return error
-    return NodeError(f"{error.reason}, in step {step!r} of the agent", hint=error.hint, reason=error.reason)
-
-
 def raise_refusal(node: int, result: Result) -> None:
     """Raise RefusedByAgent where the node does not know the job, or where jobs run there under an agent of
     another version, so that this one must not touch them."""
@@ -121,11 +114,6 @@ def failure_text(result: Result) -> str:
     text = (result.stderr or result.stdout)[-(4 * LONGEST_REASON) :].decode(errors="replace")
     lines = text.strip().splitlines()
     return one_line(lines[-1], LONGEST_REASON) if lines else f"exit code {result.exit_code}"
-
-
-def is_silence(error: Exception) -> bool:
-    """Whether a node's connection broke, or it did not answer."""
-    return isinstance(error, NodeError) and bool(error.reason)
 
 
 class FrameDecoder:

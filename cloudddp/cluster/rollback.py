@@ -111,7 +111,7 @@ def after_removal(error: ConnectError) -> NodeError:
             "for an image that boots more slowly, set a larger ready_minutes in cloudddp.toml; else the "
             "node has failed, and `cloudddp up` starts others"
         )
-    return NodeError(f"{error.message}; every node was removed", hint=hint, reason=error.reason)
+    return NodeError(f"{error.message}; every node was removed", hint=hint)
 
 
 def after_loss_of_state(gone: Path) -> CloudDDPError:

@@ -36,7 +36,6 @@ from cloudddp.text import one_line
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
 WAIT = 120.0  # seconds that `launch` waits at its end for py-spy to be sent
 STACKS_SECONDS = 180.0  # for a node to return stacks: py-spy may have to be installed first
-PORTS = 20_000, 32_000  # below those that Linux gives to outgoing connections
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Known, Listing, Record, Wants
 from cloudddp.agent.protocol.writing import FILE, known_of
 from cloudddp.agent.replies import decode
-from cloudddp.errors import CloudDDPError, NodeError, q
+from cloudddp.errors import CloudDDPError, ConnectionLost, NodeError, q
 from cloudddp.job.distribution import HERE, Distribution
 from cloudddp.job.project_files import Snapshot
 from cloudddp.ssh.fleet import Outcome
@@ -110,7 +110,7 @@ class _Node:
 
 
 class View:
-    """What a transfer tells about itself; `note` gets what the user should know."""
+    """The callbacks of a transfer; `note` gets what the user should know."""
 
     def __init__(self, note: Callable[[str], None]) -> None:
         self.note = note
@@ -349,14 +349,12 @@ class Transfer:
             self.unstable.append(path)
 
 
-def given_up(rank: int, limit: float, verb: str) -> NodeError:
+def given_up(rank: int, limit: float, verb: str) -> ConnectionLost:
     """Return the error for a node that has made no progress for so many seconds; `verb` continues."""
-    reason = f"node {rank}: it made no progress for {limit:.0f} s"
-    return NodeError(
-        reason,
+    return ConnectionLost(
+        f"node {rank}: it made no progress for {limit:.0f} s",
         hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; `cloudddp {verb}` "
         "continues",
-        reason=reason,
     )
 
 

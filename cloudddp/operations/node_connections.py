@@ -6,11 +6,10 @@ import contextlib
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 
-from cloudddp.agent import replies
 from cloudddp.agent.client import Runner
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, ConnectError, Message, NodeError, inert
+from cloudddp.errors import CloudDDPError, ConnectError, ConnectionLost, Message, NodeError, inert
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 from cloudddp.ssh.connection import paramiko_loaded_meanwhile
@@ -78,14 +77,15 @@ def cause_named(session: Session[Reporter], cluster: Cluster) -> Iterator[None]:
         yield
     except NodeError as error:
         ended: dict[int, lookup.EndedNode] = {}
-        if replies.is_silence(error) or isinstance(error, ConnectError):
+        if isinstance(error, ConnectionLost | ConnectError):
             with contextlib.suppress(CloudDDPError):
                 ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes)
         if not ended:
             raise
         node, first = min(ended.items())
+        what = error.reason if isinstance(error, ConnectionLost) else error.message
         raise NodeError(
-            f"{error.reason or error.message}; node {node}: AWS reports {inert(first.report)}",
+            f"{what}; node {node}: AWS reports {inert(first.report)}",
             hint=Message("`cloudddp status` shows what is left of the cluster"),
         ) from None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.ssh import login_shell
 from cloudddp.ssh.time_limits import Activity, Overdue
 from cloudddp.text import one_line
@@ -305,15 +305,14 @@ class RunningCommand:
         error = None if self._transport is None else self._transport.saved_exception
         return None if isinstance(error, (OSError, EOFError)) else error
 
-    def _timed_out(self, limit: str) -> NodeError:
-        reason = f"{self._label}: {limit}"
-        return NodeError(
-            f"{reason} to: {short(self._command)}",
-            reason=reason,
+    def _timed_out(self, limit: str) -> ConnectionLost:
+        return ConnectionLost(
+            f"{self._label}: {limit}",
+            f" to: {short(self._command)}",
             hint="is the node alive? `cloudddp status` shows its state; try `cloudddp exec -- uptime`",
         )
 
-    def _broken(self, error: Exception | None) -> NodeError:
+    def _broken(self, error: Exception | None) -> ConnectionLost:
         import paramiko
 
         if error is None or isinstance(error, (OSError, EOFError, paramiko.SSHException)):
@@ -321,10 +320,9 @@ class RunningCommand:
             cause = one_line(str(error or ""), 200) or "connection closed"
         else:
             cause = f"it sent an invalid packet ({type(error).__name__})"
-        reason = f"{self._label}: the SSH connection broke ({cause})"
-        return NodeError(
-            f"{reason} in: {short(self._command)}",
-            reason=reason,
+        return ConnectionLost(
+            f"{self._label}: the SSH connection broke ({cause})",
+            f" in: {short(self._command)}",
             hint="`cloudddp status` shows whether the node still exists",
         )
 

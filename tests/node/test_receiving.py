@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import shutil
 import socket
 import stat
 import struct
@@ -14,6 +15,7 @@ import time
 from contextlib import closing, suppress
 from hashlib import sha256
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from support.streams import NOON_NS, end, frame, part, record, whole
@@ -163,7 +165,8 @@ def test_part_of_another_node_is_continued_and_not_the_former_file(
         update = ProjectUpdate(project, Listing({"large": Entry(FILE, 0o644, len(DATA), 5, "")}), lock, None)
         wants = update.wants((0,))
         assert wants.known[0].size == len(DATA)
-        update.check_space(wants)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: Mock(free=0))
+        update.check_space(wants)  # the file that is here may be the same
         assert not [*(store.ROOT / "begun-project").iterdir()]
         update.start()
         taken(update, part(0, 0, DATA[:1_000_000]), (0,), done=False).close()
@@ -174,6 +177,17 @@ def test_part_of_another_node_is_continued_and_not_the_former_file(
         assert records.results(project).origin("large", (project / "large").lstat()) == records.PUT_BACK
         update.complete()
     assert (project / "large").read_bytes() == DATA
+
+
+def test_sync_that_only_deletes_makes_nothing_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "ROOT", tmp_path / "store")
+    store.create_root()
+    with project_lock.held(tmp_path) as lock:
+        update = ProjectUpdate(tmp_path, Listing({}), lock, None)
+        update.check_space(update.wants(()))
+    assert not [*store.ROOT.glob("begun-*")]
 
 
 def test_file_that_is_here_is_confirmed_by_its_end(target: Folder) -> None:

@@ -24,7 +24,7 @@ from cloudddp.agent import program
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost
 from cloudddp.job import sync
 from cloudddp.job.project_files import of_config
 from cloudddp.ssh.fleet import Outcome, each
@@ -94,7 +94,7 @@ class LocalRunner:
                 process.kill()
         kept = out.result(), err.result()
         if code < 0:
-            raise NodeError(f"node {node}: the connection broke", reason=f"node {node}: the connection broke")
+            raise ConnectionLost(f"node {node}: the connection broke")
         return Result(code, *kept)
 
     def _feed(

@@ -22,7 +22,7 @@ from cloudddp.agent.protocol.file_steps import PackRequest
 from cloudddp.agent.protocol.manifest import FILE, LINK, path_to_wire
 from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Frames, Record, Wants
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost
 from cloudddp.ssh.running import CommandSpec, Result
 
 FOLDER = "folder"  # as the kind of an item, besides FILE and LINK
@@ -252,7 +252,7 @@ class StreamRunner:
             for answer in Frames(UNSEALED).feed(next(stdin, b"")):
                 self.wants = transfer.read_wants(answer)
         if self._breaks:
-            raise NodeError("it broke", reason="it broke")
+            raise ConnectionLost("it broke")
         return Result(0, b"", b"")
 
 

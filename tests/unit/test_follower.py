@@ -23,7 +23,7 @@ from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.replies import decode
 from cloudddp.config.timing import Timing
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.stream import LogSelection
 from cloudddp.ssh.fleet import Outcome, each
@@ -345,7 +345,7 @@ def test_job_is_followed_to_its_end_without_a_node_that_is_lost() -> None:
     def follow(node: int, request: FollowRequest, write: Write) -> None:
         if node == 1:
             write(running(1))
-            raise NodeError("node 1: the SSH connection broke", reason="connection reset")
+            raise ConnectionLost("connection reset", "node 1: the SSH connection broke")
         write(running(0))
         for _ in range(int(2 * FAST.lost / 0.05)):
             write(encode_frame(Heartbeat()))
@@ -355,7 +355,7 @@ def test_job_is_followed_to_its_end_without_a_node_that_is_lost() -> None:
     class OneUnreachable(Nodes):
         def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
             super().reconnect(node, wanted)
-            raise NodeError("node 1: no route to host", reason="no route to host")
+            raise ConnectionLost("no route to host")
 
     result = follower(OneUnreachable(follow)).run()
     assert (result.status, result.exit_code, result.lost, result.unverified) == ("failed", 1, (1,), ())

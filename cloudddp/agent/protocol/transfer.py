@@ -3,8 +3,8 @@ results from a node to the laptop.
 
 A sender offers what it has (LISTING), the receiver answers with what it lacks, and from which byte (WANTS),
 and the sender sends that (sending.py, receiving.py). Frames are sealed: an HMAC under the secret of a sync or
-a job covers the head of a frame, and the heads hold the SHA-256 of the contents. Results have no secret
-(UNSEALED): SSH says who sends them.
+a job covers the head of a frame. The head of LISTING and WANTS has the SHA-256 of their body, that of END the
+one of the whole file. Results have no secret (UNSEALED): SSH says who sends them.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
 from cloudddp.config.timing import Timing
-from cloudddp.errors import NodeError
+from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.job.follow.events import (
     Event,
     JobUpdate,
@@ -234,7 +234,7 @@ class NodeStream:
         # Not since the connection broke: when a machine fails silently, ranks on other nodes fail because of
         # it long before its connection times out.
         since = time.time() - self.liveness.silence(self.node)
-        reason = (error.reason if isinstance(error, NodeError) else "") or str(error)
+        reason = error.reason if isinstance(error, ConnectionLost) else str(error)
         self.emit(NodeLost(self.node, reason, since))
 
     def _event(self, frame: Frame) -> Event:

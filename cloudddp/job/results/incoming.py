@@ -37,6 +37,8 @@ def incoming(target: Folder, name: str, *, keeps: bool = True) -> Iterator[Folde
     try:
         with _locked(target, name) as folder:
             try:
+                if not keeps:  # of one that was killed
+                    shutil.rmtree("files", ignore_errors=True, dir_fd=folder.descriptor)
                 with folder.enter("files", make=0o777) as files:
                     try:
                         yield files

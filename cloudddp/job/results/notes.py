@@ -47,6 +47,10 @@ class Notes:
         if not self._of_logs:
             self._add(f"changed while it was copied: {name}; pull it again when nothing writes to it")
 
+    def replaced(self, name: str) -> None:
+        """Note that a file of the node has taken the place of a newer one."""
+        self._add(f"replaced {name}, which was newer on this computer")
+
     def _add(self, note: str) -> None:
         line = one_line(note, LONGEST_NOTE)
         if line not in self._lines and len(self._lines) == MAX_NOTES:

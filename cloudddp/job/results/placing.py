@@ -50,11 +50,9 @@ class _Writer(FileWriter):
         """`placed`: files that must not be replaced, by device and inode."""
         super().__init__(target.descriptor, arrived.descriptor)
         self._path, self._home, self._placed = target.path, identity_of(state_home()), placed
-        self._mtime_ns = 0  # of what is placed, on the node
 
     def put(self, path: str, item: _Item) -> int:
         """Place a file or link; return its size. Raises _Left."""
-        self._mtime_ns = item.entry.mtime_ns
         if item.entry.kind == LINK:
             self.link(path, item.entry.target, _local_time(item.entry.mtime_ns))
         else:
@@ -84,8 +82,6 @@ class _Writer(FileWriter):
                 raise _Left(_TAKEN)
             if stat.S_ISDIR(info.st_mode):
                 raise self._conflict(path, "is a folder here and a file in the results")
-            if stat.S_ISREG(info.st_mode) and 0 < self._mtime_ns < info.st_mtime_ns:
-                raise self._conflict(path, "is newer")
 
     def _enter(self, parent: int, base: str, path: str) -> int:
         if Folder(parent, Path(path)).kind(base) not in (0, stat.S_IFDIR):
@@ -150,6 +146,7 @@ class Placing:
         self.wanted: dict[int, _Item] = {}
         self.known: dict[int, Known] = {}
         self._in_target: set[int] = set()  # of the known ones: the others have arrived before
+        self._newer: set[int] = set()  # files that are newer here
         self._folders: dict[str, int] = {}  # path -> mode
         self._items: dict[str, _Item | None] = {}  # by path; None: unchanged
         self._placed: set[tuple[int, int]] = set()
@@ -212,8 +209,10 @@ class Placing:
                     return
                 # Hidden files of this user: not even their hashes go to a node.
                 is_hidden = path.startswith(".") or "/." in path
-                is_exact = info.st_mtime_ns % 10**9 and info.st_mtime_ns <= entry.mtime_ns
-                if not (is_hidden or is_exact or info.st_size > entry.size):
+                if is_newer := info.st_mtime_ns > entry.mtime_ns >= 0:  # S3 lists no times (-1)
+                    self._newer.add(number)
+                may_be_same = (is_newer or not info.st_mtime_ns % 10**9) and entry.mtime_ns >= 0
+                if may_be_same and not is_hidden and info.st_size <= entry.size:
                     known = known_of(os.dup(here.fileno()))
                     self._in_target.add(number)
         self.wanted[number] = item
@@ -222,8 +221,8 @@ class Placing:
 
     def check_space(self) -> int:
         """Return how many bytes have to be sent. Raises CloudDDPError where they do not fit."""
-        size = sum(one.entry.size for one in self.wanted.values())
-        size -= sum(one.size for one in self.known.values())
+        total = sum(one.entry.size for one in self.wanted.values())
+        size = total - sum(one.size for number, one in self.known.items() if number not in self._in_target)
         disk = os.fstatvfs(self._target.descriptor)
         free = max(disk.f_bavail * disk.f_frsize, MIB)  # of less the writing fails
         if size > free:
@@ -236,7 +235,7 @@ class Placing:
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
-        return size
+        return total - sum(one.size for one in self.known.values())
 
     # -- contents: a Target ----------------------------------------------------------------------------------
 
@@ -250,6 +249,8 @@ class Placing:
         item, moment = self.wanted[record.number], _local_time(record.mtime_ns)
         if record.changed:
             self.notes.changed(item.path)
+        if record.number in self._newer:
+            self.notes.replaced(item.path)
         if not record.settled:  # a whole second does not identify the contents
             moment -= moment % 10**9
         mode = 0o600 | (item.entry.mode & 0o755 & self._allowed)
@@ -273,9 +274,7 @@ class Placing:
         return os.fdopen(self._arrived.create(begun_name(self.wanted[number].path), 0o644), "wb")
 
     def set_time(self, path: str, mtime_ns: int) -> None:
-        item, moment = self._items[path], _local_time(mtime_ns)
-        if item is not None:
-            self._items[path] = item._replace(entry=item.entry._replace(mtime_ns=mtime_ns))
+        moment = _local_time(mtime_ns)
         os.utime(
             begun_name(path), ns=(moment, moment), dir_fd=self._arrived.descriptor, follow_symlinks=False
         )

@@ -22,7 +22,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import Checkpoints
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.file_steps import PackRequest
-from cloudddp.errors import NodeError, UsageError
+from cloudddp.errors import ConnectionLost, NodeError, UsageError
 from cloudddp.files import resolved, state_home
 from cloudddp.job.results import incoming, safe_names
 from cloudddp.job.results.incoming import identity_of, target_folder
@@ -106,11 +106,11 @@ def pull(
                 "nothing was kept",
                 hint=replies.replaced_hint(node),
             ) from None
-        except NodeError as error:
-            if not error.reason or not target.kind(folder):
+        except ConnectionLost as error:
+            if not target.kind(folder):
                 raise
-            raise NodeError(
-                f"{error.reason}; what had arrived is kept",
+            raise ConnectionLost(
+                error.reason,
+                "; what had arrived is kept",
                 hint=f"repeat `cloudddp pull`, which continues; {error.hint}",
-                reason=error.reason,
             ) from None

@@ -21,6 +21,7 @@ from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
 from cloudddp.aws.s3 import Object
+from cloudddp.files import Folder
 from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.notes import Notes
 from cloudddp.job.results.placing import Placing, Pulled
@@ -95,13 +96,23 @@ def fetch(
             about = metadata.get(one.key, {})
             text, link = about.get(MTIME, ""), about.get(LINK, "")
             mtime_ns = int(text) if text.isascii() and text.isdigit() and len(text) < 30 else 0
-            if link and not one.size:
+            if mtime_ns and _time_here(target, name) > mtime_ns:
+                notes.left_out(name, "the file on this computer is newer", counts=False)
+                placing.drop(name)
+            elif link and not one.size:
                 placing.drop(name)
                 with _noting(notes, name):
                     placing.item(number, name, Entry(SYMLINK, 0, 0, mtime_ns, link))
             else:
                 placing.set_time(name, mtime_ns)
         return placing.move(known or Checkpoints({}))
+
+
+def _time_here(target: Folder, name: str) -> int:
+    """Return the time of what the target has at a path (ns), 0 for nothing."""
+    with contextlib.suppress(OSError):
+        return (target.path / name).lstat().st_mtime_ns
+    return 0
 
 
 @contextlib.contextmanager

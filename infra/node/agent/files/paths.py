@@ -10,11 +10,12 @@ from typing import Optional, Union
 from cloudddp.agent.protocol.manifest import Entry, entry_of
 
 
-def describe(path: Union[str, Path]) -> Optional[Entry]:
-    """Return the manifest's entry for a file or a link, None for anything else."""
+def describe(path: Union[str, Path], folder: Optional[int] = None) -> Optional[Entry]:
+    """Return the manifest's entry for a file or a link, None for anything else. `folder`: the open one to
+    which the path is relative."""
     try:
-        info = os.lstat(path)
-        return entry_of(info, os.readlink(path) if stat.S_ISLNK(info.st_mode) else "")
+        info = os.lstat(path, dir_fd=folder)
+        return entry_of(info, os.readlink(path, dir_fd=folder) if stat.S_ISLNK(info.st_mode) else "")
     except (OSError, ValueError):  # ValueError: a NUL in the name
         return None
 

@@ -220,8 +220,12 @@ class _Upload:
         stdin, process.stdin = process.stdin, None  # of a thread: the process may never read it
         later(lambda: _feed(stdin, json.dumps(wanted).encode()))
         with process:
-            why = self._follow(process.stdout.fileno(), ends)  # type: ignore[union-attr]  # a pipe
-            process.kill()
+            try:
+                why = self._follow(process.stdout.fileno(), ends)  # type: ignore[union-attr]  # a pipe
+            except (ValueError, TypeError, KeyError) as error:
+                why = f"the upload has reported {str(error)[:100]!r}"
+            finally:
+                process.kill()
         if not self.is_denied:
             self.why = (
                 next(filter(None, self.left.values()), why)

@@ -126,6 +126,9 @@ def _chmod(mode: str, folder: str) -> None:
 def _copy(manager: Any, bucket: str, objects: list[Object], folder: str, url: str) -> None:
     for name in set(_names(folder)).difference(one.name for one in objects):
         os.unlink(os.path.join(folder, name))
+        with contextlib.suppress(OSError):  # what it was in may be an object now
+            os.removedirs(os.path.dirname(os.path.join(folder, name)))
+    os.makedirs(folder, exist_ok=True)
     lacking = [one for one in objects if not _is_current(one, folder)]
     needed = sum(one.size for one in lacking)
     free = shutil.disk_usage(folder).free

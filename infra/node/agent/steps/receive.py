@@ -68,8 +68,8 @@ def _receive(request: ReceiveRequest, folder: Path, lock: ProjectLock) -> None:
         receiver = Receiver({index: update.files[index][1].size for index in update.wanted}, update)
         laptop.progress = lambda: receiver.received
         wants = update.wants(receiver.missing)
-        report(ReceiveEvent(wants=wants))
         update.check_space(wants)
+        report(ReceiveEvent(wants=wants))
         while (frame := laptop.read()).kind != transfer.DONE:
             update.start()
             if frame.kind != transfer.FETCH:

@@ -1,1 +1,1 @@
-"""The receiving side of a sync, and what the first node passes on to the others."""
+"""The receiving side of a sync: it compares, writes, and keeps what jobs wrote."""

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Optional
 
+from agent.files import paths
 from agent.node import store
-from agent.sync.replaced import Replaced, described
+from agent.sync.replaced import Replaced
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.transfer import Record
 from cloudddp.agent.protocol.writing import FOLDER, FileWriter, open_below
@@ -80,7 +81,7 @@ def remove(project: Path, files: Mapping[str, Entry]) -> None:
             try:
                 at = open_below(root, folder, FOLDER)
                 try:
-                    if described(at, base) == entry:
+                    if paths.describe(base, at) == entry:
                         os.unlink(base, dir_fd=at)
                 finally:
                     os.close(at)

@@ -16,11 +16,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Callable, Optional
 
-from agent.files import records
+from agent.files import paths, records
 from agent.files.scan import CACHES
 from agent.jobs import phases
 from cloudddp.agent.protocol.file_steps import MAX_KEPT, REPLACED, Kept
-from cloudddp.agent.protocol.manifest import Entry, entry_of, path_to_wire
+from cloudddp.agent.protocol.manifest import Entry, path_to_wire
 from cloudddp.agent.protocol.transfer import Record as FileRecord
 from cloudddp.agent.protocol.writing import known_of, open_file
 
@@ -44,7 +44,7 @@ class Replaced:
             info = os.lstat(base, dir_fd=parent)
         except OSError:
             return
-        is_synced = name in self._synced and described(parent, base) == self._synced[name]
+        is_synced = name in self._synced and paths.describe(base, parent) == self._synced[name]
         if is_synced or name.startswith(f"{REPLACED}/"):
             return
         if stat.S_ISDIR(info.st_mode):
@@ -56,6 +56,8 @@ class Replaced:
             folder, last = self._place(f"{self._folder}/{name}")
             os.rename(base, last, src_dir_fd=parent, dst_dir_fd=folder)
             self._names.append(name)
+            if self._jobs is not None and (origin := self._jobs[1].copy(name, info)) is not None:
+                records.keep_copies(self._project, {f"{self._folder}/{name}": origin})
 
     @property
     def kept(self) -> Optional[Kept]:
@@ -108,17 +110,12 @@ def set_aside(project: Path, names: Iterable[str]) -> list[str]:
     return moved
 
 
-def described(folder: int, base: str) -> Optional[Entry]:
-    """Return the manifest's entry for what is in an open folder. Raises OSError."""
-    info = os.lstat(base, dir_fd=folder)
-    return entry_of(info, os.readlink(base, dir_fd=folder) if stat.S_ISLNK(info.st_mode) else "")
-
-
 def _folder_name() -> str:
     return f"{REPLACED}/{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
 
 
 def _is_same(parent: int, base: str, info: os.stat_result, record: Optional[FileRecord]) -> bool:
-    if record is None or record.size != info.st_size:
-        return False
-    return known_of(open_file(parent, base)).digest == record.digest.hex()
+    with contextlib.suppress(OSError):  # it may be readable for another user only
+        if record is not None and record.size == info.st_size:
+            return known_of(open_file(parent, base)).digest == record.digest.hex()
+    return False

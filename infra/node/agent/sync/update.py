@@ -71,7 +71,7 @@ class ProjectUpdate:
         return ProjectWriter(self._folder, self._old)
 
     def wants(self, missing: Iterable[int]) -> Wants:
-        """Return what of the `missing` files this node lacks. Changes nothing."""
+        """Return what of the `missing` files this node lacks. Changes nothing in the project."""
         missing, known = tuple(missing), {}
         for index in missing:
             name, entry = self.files[index]
@@ -84,9 +84,11 @@ class ProjectUpdate:
     def check_space(self, wants: Wants) -> None:
         """Raise SystemExit where the disk has no space for what is wanted. What was begun of other files goes
         first."""
+        if not wants.files:  # nothing is made on a disk that may be full
+            return
         self._writer.forget(self.files[index][0] for index in wants.files)
         size = sum(self.files[index][1].size for index in wants.files)
-        size -= sum(one.size for index, one in wants.known.items() if index not in self._present)
+        size -= sum(one.size for one in wants.known.values())
         free = shutil.disk_usage(str(self._folder)).free
         if size and free < size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
@@ -137,14 +139,11 @@ class ProjectUpdate:
         if known != (record.size, record.digest.hex()):
             return False
         with contextlib.suppress(OSError):
-            descriptor = self._writer.present(name)
-            is_same = os.fstat(descriptor).st_ctime_ns == ctime_ns
-            os.close(descriptor)
-            if is_same:
+            if os.lstat(self._folder / name).st_ctime_ns == ctime_ns:
                 self._writer.touch(name, record.mode, record.mtime_ns)
                 self._came[record.number] = record
                 return True
-        return False
+        raise SystemExit(f"{name!r} was changed on this node while it was synced; repeat the command")
 
     def gone(self, record: Record) -> None:
         """Delete a file that was deleted on the laptop since it was listed. Raises LinkError where another
@@ -177,19 +176,11 @@ class ProjectUpdate:
     def _note_origins(self) -> None:
         """Note that the laptop has these results, so that they do not wait to be pulled: before they are
         written, and as they came."""
-        found = dict(self._now(index) for index in range(len(self.files)) if index not in self._gone)
-        records.keep_copies(
-            self._folder,
-            {
-                name: Origin(
-                    records.PUT_BACK,
-                    *writer_of(name, self._put_back),
-                    entry.size or len(os.fsencode(entry.target)),
-                    entry.mtime_ns,
-                )
-                for name, entry in found.items()
-            },
-        )
+        found = {}
+        for name, entry in map(self._now, range(len(self.files))):
+            size, writer = entry.size or len(os.fsencode(entry.target)), writer_of(name, self._put_back)
+            found[name] = Origin(records.PUT_BACK, *writer, size, entry.mtime_ns)
+        records.keep_copies(self._folder, found)
 
     def _now(self, index: int) -> tuple[str, Entry]:
         """Return a file as it is now: one may have changed on the laptop since it was listed."""
