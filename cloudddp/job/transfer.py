@@ -273,7 +273,7 @@ class Transfer:
                     node.moved = now
                 limit = (STUCK if node.is_busy else SILENCE) + self._distribution.copied(node.rank) / SLOWEST
                 if not node.has_ended and now - node.moved > limit:
-                    found[node.rank] = given_up(node.rank, limit, "sync")
+                    found[node.rank] = given_up(node.rank, limit)
                     self._end(node)
         return found
 
@@ -349,11 +349,11 @@ class Transfer:
             self.unstable.append(path)
 
 
-def given_up(rank: int, limit: float, verb: str) -> ConnectionLost:
-    """Return the error for a node that has made no progress for so many seconds; `verb` continues."""
+def given_up(rank: int, limit: float) -> ConnectionLost:
+    """Return the error for a node that has made no progress for so many seconds."""
     return ConnectionLost(
         f"node {rank}: it made no progress for {limit:.0f} s",
-        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; `cloudddp {verb}` "
+        hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; the same command "
         "continues",
     )
 

@@ -9,8 +9,9 @@ from typing import Any
 from support.jobs import direct
 
 SCRIPT = """
-import json, os, sys
+import json, os, sys, time
 rank = int(os.environ["RANK"])
+gate = sys.argv[-1]
 print("<script>alert(1)</script>", flush=True)
 if rank == 0:
     os.makedirs("logs/node0/ranks")
@@ -26,9 +27,11 @@ if rank == 0:
     os.utime("runs/events.tfevents.1", (1e9, 1e9))
     with open(os.environ["CLOUDDDP_STATUS_FILE"], "w") as file:
         json.dump({"state": "running", "step": 50}, file)
+    open(gate, "w").close()
 if rank == 1:
+    while not os.path.exists(gate):
+        time.sleep(0.05)
     sys.exit("</pre><img src=x>")
-import time
 time.sleep(60)
 """
 
@@ -40,9 +43,8 @@ def test_report_of_a_job(cli: Any) -> None:
         subprocess.run(["git", *words.split()], cwd=cli.cwd, check=True)
     cli.write("train.py", SCRIPT)
     cli.write("keys.env", "OTHER_KEY=from-the-file\n")
-    cli.fails(
-        1, "launch", "-e", "API_KEY=from-the-option", "--env-file", "keys.env", "train.py", "--lr", "0.1"
-    )
+    secrets = ("-e", "API_KEY=from-the-option", "--env-file", "keys.env")
+    cli.fails(1, "launch", *secrets, "train.py", "--lr", "0.1", str(cli.cwd.parent / "gate"))
     cli.ok("pull")
     (folder,) = (cli.cwd / "results").iterdir()
     page = (folder / "cloudddp-logs" / "report.html").read_text()

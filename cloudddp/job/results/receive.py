@@ -49,7 +49,7 @@ class Receive:
                 self._take(frame)
                 self._moved = time.monotonic()
             elif time.monotonic() - self._moved > STUCK:
-                raise given_up(self._placing.node, STUCK, "pull")
+                raise given_up(self._placing.node, STUCK)
         # It has sent something, perhaps only that it works.
         self._progress(self._receiver.received if self._receiver else 0, self._total)
 
