@@ -18,7 +18,7 @@ from support.faults import FaultyEndpoint
 from support.harness import TIMEOUT, CommandLine, Remains, clean_environment, remaining
 from support.pool import Pool
 from support.simlab import client_of
-from support.skips import Skips, select_slow_and_skipped
+from support.skips import Failures, Skips, select_slow_and_skipped
 from support.terminal import Terminal
 from support.tiers import is_slow, mark_slow_tests
 
@@ -52,7 +52,10 @@ def pytest_make_parametrize_id(val: object) -> str | None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if (file := os.environ.get("TEST_SKIPS")) and not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(Failures())
+    if file := os.environ.get("TEST_SKIPS"):
         config.pluginmanager.register(Skips(Path(file)))
 
 

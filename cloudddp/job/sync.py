@@ -72,7 +72,7 @@ def sync(
         then=(ReceiveRequest.STEP,),
     )
     origin.check(probes)
-    for job in sorted({job for reply in probes.values() for job in reply.running}):
+    for job in sorted({job for reply in probes.values() if reply.differs for job in reply.running}):
         progress(f"warning: job {job} is running while its files are changed")
     update(runner, cluster, probes, config, files, progress, origin)
 
@@ -143,7 +143,7 @@ class _Announced(View):
         self._files, self._max_mb, self._lacking = files, max_mb, lacking
         self._total = 0  # bytes of the files that are sent from here
         self._bytes = self._shown = self._copied = 0
-        self._at = time.monotonic()  # of the last report
+        self._began = self._at = time.monotonic()  # of the last report
 
     def approve(self, lacking: Mapping[int, Sequence[str]], here: Collection[int], delete: int) -> None:
         """Say what is sent from here, to the nodes `here`. Raise UsageError where too much would be sent to a
@@ -174,8 +174,10 @@ class _Announced(View):
 
     def end(self) -> None:
         """Report that a transfer of which parts were reported is complete."""
-        if self._shown:
-            self.note(f"sent all of {size_of(self._total)}")
+        if self._at > self._began:
+            self.note(
+                f"{counted(self._lacking, 'node')} now {'has' if self._lacking == 1 else 'have'} all files"
+            )
 
 
 def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool) -> str:

@@ -60,10 +60,15 @@ class PullRequest:
     def folder(self, root: Path, job_id: str) -> Path:
         return self.to or root / project_files.RESULTS / job_id
 
-    def targets(self, nodes: Iterable[int], first: int, folder: Path) -> dict[int, Path]:
-        """Return where the files of each node go: with `all_nodes` into a folder each, else only those of
-        `first`."""
-        return {node: folder / f"node{node}" for node in nodes} if self.all_nodes else {first: folder}
+    def targets(
+        self, nodes: Iterable[int], zero: int, written: Iterable[str], folder: Path
+    ) -> dict[int, Path]:
+        """Return where the files of each chosen node go, as `folders_of`. `zero`: the node of rank 0, which
+        has `written` these names. The files of one node go into `to` itself."""
+        chosen = nodes if self.all_nodes else [zero if self.node is None else self.node]
+        if self.to is not None and not self.all_nodes:
+            return dict.fromkeys(chosen, self.to)
+        return folders_of(chosen, zero, self.paths or written, folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +109,10 @@ def collect(
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
         found = new_files.find_all(runner, job, job_id).values
         report_lost(console, found)
-        folders = folders_of(found, to)
+        having = [node for node, reply in found.items() if reply.outputs]
+        zero = min((node for node in having if found[node].rank_zero), default=None)
+        written = () if zero is None else names_of(found[zero].outputs)
+        folders = folders_of(having, zero, written, to)
         wanted = {node: _own_names(job, found[node]) for node in folders}
         results = JobResults(session, runner, cluster, job_id, to, folders, found, wanted)
         results.pull(console.log)
@@ -335,15 +343,13 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
     write_report(console, job_id, to)
 
 
-def folders_of(replies: Mapping[int, NewFilesReply], to: Path) -> dict[int, Path]:
-    """Return where the results of each node that has some go: `to` for those of rank 0's, unless one of them
-    has the name of another node's folder."""
-    folders = {node: to / f"node{node}" for node, reply in replies.items() if reply.outputs}
-    zero = min((node for node in folders if replies[node].rank_zero), default=None)
-    if zero is not None:
-        own = {to / name.partition("/")[0] for name in names_of(replies[zero].outputs)}
-        if own.isdisjoint(folders.values()):
-            folders[zero] = to
+def folders_of(nodes: Iterable[int], zero: int | None, written: Iterable[str], to: Path) -> dict[int, Path]:
+    """Return where the results of these nodes go: `to` for those of rank 0's node, `zero`, unless it has
+    `written` one with the name of another node's folder; for the others a folder of their own."""
+    folders = {node: to / f"node{node}" for node in nodes}
+    own = {to / name.partition("/")[0] for name in written}
+    if zero in folders and own.isdisjoint(folders.values()):
+        folders[zero] = to
     return folders
 
 

@@ -268,10 +268,10 @@ def test_failure_of_one_node_does_not_lose_the_results_of_another(cli: Any) -> N
     others = "results: node 1: runs (100 bytes); next: `cloudddp pull --all-nodes`"
     assert others in cli("pull").stderr
     (cli.cwd / "out").mkdir()
-    (cli.cwd / "out" / "node0").write_text("in the way")
+    (cli.cwd / "out" / "runs").write_text("in the way")
     done = cli("pull", "--all-nodes", "--to", "out")
     assert done.returncode != 0
-    assert "out/node0 is not a folder" in done.stderr
+    assert "out/runs" in done.stderr
     assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["node 1"]
     assert (cli.cwd / "out" / "node1" / "runs" / "1").read_text() == "x" * 100
 

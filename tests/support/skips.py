@@ -31,6 +31,14 @@ class Skips:
         self._write(report)
 
 
+class Failures:
+    """Pytest plugin: prints a failure when it happens, so that a run that is ended has said what failed."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"\nFAILED ({report.when}) {report.nodeid}\n{report.longreprtext[-4000:]}", flush=True)
+
+
 def without_group(nodeid: str) -> str:
     """Return the id of a test without the name of its group, which pytest-xdist appends."""
     at = nodeid.rfind("@")

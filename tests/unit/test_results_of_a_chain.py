@@ -11,7 +11,7 @@ import pytest
 from support.streams import FINISH, StreamRunner, file, runs, stream
 
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part
-from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewPath
+from cloudddp.agent.protocol.results import NewFilesReply
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job import launch_record
@@ -24,7 +24,7 @@ from cloudddp.job.results.pull import pull
 from cloudddp.job.results.restore import chain, check_complete, newest
 from cloudddp.job.results.safe_names import INCOMPLETE
 from cloudddp.local_state import ClusterFolder
-from cloudddp.operations.results import folders_of, raise_incomplete
+from cloudddp.operations.results import PullRequest, folders_of, raise_incomplete
 
 A, B, C, OTHER = (f"2026112{day}-100000-aaaa" for day in (6, 7, 8, 5))
 
@@ -40,6 +40,8 @@ A, B, C, OTHER = (f"2026112{day}-100000-aaaa" for day in (6, 7, 8, 5))
         ("step-4/rng_state_0.pth step-4/x", "step-4/x", "A/step-4/rng_state_0.pth B/step-4/x"),
         ("step-4/model.pt step-4/x", "step-4/rng_state_0.pth", "B/step-4/rng_state_0.pth"),
         ("a/adapter_rank4.pt", "a/adapter_rank8.pt", "A/a/adapter_rank4.pt B/a/adapter_rank8.pt"),
+        ("ck.pt node7/ck.pt", "", "A/ck.pt A/node7/ck.pt"),  # no log of a node 7: a folder of rank 0's
+        ("ck.pt node7/ck.pt cloudddp-logs/node7/x", "", "A/ck.pt"),
     ],
 )
 def test_newest_version_of_every_file_is_sent(first: str, second: str, sent: str, tmp_path: Path) -> None:
@@ -47,6 +49,9 @@ def test_newest_version_of_every_file_is_sent(first: str, second: str, sent: str
         put(tmp_path / job, *names.split(), "cloudddp-logs/x")
     found = []
     for root, manifest, nodes, _ in newest([tmp_path / "A", tmp_path / "B"], [0, 1]):
+        if not nodes:
+            assert (root.name, [*manifest]) == ("node7", ["ck.pt"])
+            continue
         assert nodes == ([1] if root.name == "node1" else [0] if root.name == "node0" else [0, 1])
         found += sorted((root / name).relative_to(tmp_path).as_posix() for name in manifest)
     assert found == sent.split()
@@ -228,28 +233,41 @@ def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> No
 # -- folders of the nodes ------------------------------------------------------------------------------------
 
 
-NOTHING = NewFiles(0, 0, ())
-
-
-def reply(*names: str, zero: bool = False) -> NewFilesReply:
-    new = NewFiles(len(names), 1, tuple(NewPath(name, 1, 1) for name in names))
-    return NewFilesReply(0, True, zero, (), (JobFiles("20261127-101500-5d1e", new, NOTHING),))
+@pytest.mark.parametrize(
+    ("nodes", "zero", "written", "folders"),
+    [
+        ([0], 0, "out/", {0: "."}),
+        ([0, 1], 0, "out/", {0: ".", 1: "node1"}),
+        ([1], 1, "out/", {1: "."}),
+        ([1], None, "", {1: "node1"}),
+        # Rank 0 has written a folder of the name that node 1's files get.
+        ([0, 1], 0, "node1/", {0: "node0", 1: "node1"}),
+        ([0, 1], 0, "node1/out/a.pt", {0: "node0", 1: "node1"}),
+        ([0, 1], 0, "node2/", {0: ".", 1: "node1"}),
+        ([0], 0, "node1/", {0: "."}),
+    ],
+)
+def test_folder_of_each_node(
+    nodes: list[int], zero: int | None, written: str, folders: dict[int, str]
+) -> None:
+    to = Path("results/job")
+    expected = {node: to / name for node, name in folders.items()}
+    assert folders_of(nodes, zero, [written], to) == expected
 
 
 @pytest.mark.parametrize(
-    ("replies", "folders"),
+    ("request_", "folders"),
     [
-        ({0: reply("out/", zero=True)}, {0: "."}),
-        ({0: reply("out/", zero=True), 1: reply("out/")}, {0: ".", 1: "node1"}),
-        ({0: reply(), 1: reply("out/", zero=True)}, {1: "."}),
-        ({0: reply(zero=True), 1: reply("out/")}, {1: "node1"}),
-        # Rank 0 has written a folder of the name that node 1's files get.
-        ({0: reply("node1/", zero=True), 1: reply("out/")}, {0: "node0", 1: "node1"}),
-        ({0: reply("node1/out/a.pt", zero=True), 1: reply("out/")}, {0: "node0", 1: "node1"}),
-        ({0: reply("node2/", zero=True), 1: reply("out/")}, {0: ".", 1: "node1"}),
-        ({0: reply("node1/", zero=True), 1: reply()}, {0: "."}),
+        (PullRequest((), None, all_nodes=False, to=None), {1: "."}),
+        (PullRequest((), 2, all_nodes=False, to=None), {2: "node2"}),  # not over the files of rank 0's node
+        (PullRequest((), None, all_nodes=True, to=None), {1: ".", 2: "node2"}),
+        (PullRequest(("node2/x",), None, all_nodes=True, to=None), {1: "node1", 2: "node2"}),
+        (PullRequest(("x",), 2, all_nodes=False, to=Path("here")), {2: "here"}),
+        (PullRequest((), None, all_nodes=True, to=Path("here")), {1: "here", 2: "here/node2"}),
     ],
 )
-def test_folder_of_each_node(replies: dict[int, NewFilesReply], folders: dict[int, str]) -> None:
-    to = Path("results/job")
-    assert folders_of(replies, to) == {node: to / name for node, name in folders.items()}
+def test_folder_of_each_node_in_a_pull(request_: PullRequest, folders: dict[int, str]) -> None:
+    root = Path("project")
+    base = request_.folder(root, "JOB")
+    to = Path() if request_.to else base
+    assert request_.targets([1, 2], 1, ["out"], base) == {node: to / name for node, name in folders.items()}

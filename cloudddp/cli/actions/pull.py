@@ -20,7 +20,7 @@ from cloudddp.formats import toml
 from cloudddp.job import project_files, status
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
-from cloudddp.job.status import JobRecord
+from cloudddp.job.results.new_files import names_of
 from cloudddp.operations import termination
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import (
@@ -51,7 +51,7 @@ def pull(
     wanted = PullRequest(paths, node, all_nodes, to)
     safe_names.requested(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
-    if to is not None and not (paths or session.settings.job.outputs or all_nodes):
+    if to is not None and not (paths or session.settings.job.outputs):
         _check_whole(to, session.root)
     try:
         _pull(console, session, wanted, job_id)
@@ -82,11 +82,13 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         known = status.list_jobs(runner)
         ran = [one for one in known if not one.setup]
         record = status.find(known if job_id is not None else ran or known, job_id)
-        first = _first_node(cluster, runner, record, wanted)
+        zero = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
+        _check_answers(cluster, runner, zero, wanted)
         base = wanted.folder(session.root, record.id)
-        targets = wanted.targets(runner.nodes, first, base)
         names = paths or job.outputs or (PROJECT_ROOT,)
         replies = new_files.find_all(runner, job).values
+        written = names_of(replies[zero].outputs) if zero in replies else ()
+        targets = wanted.targets(runner.nodes, zero, written, base)
         results = JobResults(
             session,
             runner,
@@ -123,18 +125,16 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")
 
 
-def _first_node(cluster: Cluster, runner: Runner, record: JobRecord, wanted: PullRequest) -> int:
-    """Return the node that is pulled from without --all-nodes: --node, or the one that ran rank 0. Raises
-    NodeError if it does not answer."""
-    default = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
-    first = default if wanted.node is None else wanted.node
-    cluster.require_node(first)
-    if first not in runner.nodes and not wanted.all_nodes:
+def _check_answers(cluster: Cluster, runner: Runner, zero: int, wanted: PullRequest) -> None:
+    """Raise NodeError if the only node that is pulled from does not answer: --node, or the one of rank 0."""
+    only = zero if wanted.node is None else wanted.node
+    cluster.require_node(only)
+    if only not in runner.nodes and not wanted.all_nodes:
+        what = ", which has the results of rank 0," if only == zero else ""
         raise NodeError(
-            f"node {first}, which has the results of rank 0, does not answer",
+            f"node {only}{what} does not answer",
             hint="copy those of another node with `cloudddp pull --node N`",
         )
-    return first
 
 
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: str | None) -> CloudDDPError:

@@ -40,9 +40,8 @@ def pull_from_s3(
     found = s3_pull.find(aws, place)
     lacking = _report_state(console, found)
     zero = next((number for number, one in found.items() if one.report.rank_zero), min(found, default=0))
-    first = zero if wanted.node is None else wanted.node
     base = wanted.folder(session.root, record.job)
-    targets = wanted.targets(found, first, base)
+    targets = wanted.targets(found, zero, found[zero].outputs if zero in found else (), base)
     known = Checkpoints({number: found[number].report.checkpoints for number in targets if number in found})
     names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
     outputs: dict[int, Pulled] = {}
@@ -61,7 +60,7 @@ def pull_from_s3(
     if not files and all(one.is_empty for one in outputs.values()):
         raise CloudDDPError(
             f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
-            f"{first} in {place.url}",
+            f"{min(targets)} in {place.url}",
             hint="--all-nodes copies those of all nodes"
             if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {q(place.url)}`",

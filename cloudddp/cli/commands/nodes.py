@@ -105,15 +105,15 @@ pull = Verb(
             shell_complete=completes("jobs"),
         ),
         _node("Pull from this node (default: the node that ran rank 0)."),
-        flag("--all-nodes", "Pull from every node, each into a folder of its own."),
+        flag("--all-nodes", "Pull from every node: those without rank 0 into nodeN."),
         option("--to", None, "Destination folder (default: results/JOB).", type=_FOLDER),
     ],
     help="""Copy results from the nodes to this computer.
 
     PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
-    wrote in the project, up to job.pull_mb of those not pulled yet); the id of a job is taken as --job. Files
-    that already exist here are not sent again, and a transfer that broke continues. Exits with 1 if a result
-    was left out.
+    wrote in the project, up to job.pull_mb of those not pulled yet); they are no patterns. The id of a job is
+    taken as --job. Files of a node without rank 0 go to results/JOB/nodeN. Files that already
+    exist here are not sent again, and a transfer that broke continues. Exits with 1 if a result was left out.
 
     \b
     Examples:

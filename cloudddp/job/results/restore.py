@@ -101,13 +101,15 @@ def restore(
     progress: Callable[[str], None],
 ) -> int:
     """Send the results in `folders`, the oldest first, to the nodes, but for files of the `project`; return
-    how many there are. A folder `nodeN` goes to that node only. Raises UsageError, NodeError, also while a
-    job runs: it may be writing these files."""
+    how many there are. A folder `nodeN` goes to that node only, if there is one. Raises UsageError, and
+    NodeError, also while a job runs: it may be writing these files."""
     parts = newest(folders, cluster.nodes)
     count = 0
     for root, found, nodes, known in parts:
         manifest = {name: entry for name, entry in found.items() if name not in project}
-        if not manifest:
+        if manifest and not nodes:
+            progress(f"warning: not sent: {root}, since the cluster has no node of that number")
+        if not (manifest and nodes):
             continue
         progress(f"sending {counted(len(manifest), 'file')} of {root} to {counted(len(nodes), 'node')}")
         files, addresses = Snapshot(root, manifest), {node: cluster.nodes[node].private_ip for node in nodes}
@@ -121,18 +123,20 @@ def newest(
     folders: Sequence[Path], nodes: Collection[int]
 ) -> list[tuple[Path, Manifest, list[int], tuple[Part, ...]]]:
     """Return what to send, in this order: a folder, its files, the nodes that get them, and the sharded
-    checkpoints among them. A file is left out where a later job has it, and one of a sharded checkpoint where
-    a later job has any shard of that: files of two saves are no checkpoint."""
+    checkpoints among them. No node gets the folder of one that is not in the cluster. A file is left out
+    where a later job has it, and one of a sharded checkpoint where a later job has any shard of that: files
+    of two saves are no checkpoint."""
     found: list[tuple[Path, Manifest, list[int], tuple[Part, ...]]] = []
     names: set[str] = set()
     later: set[str] = set()  # folders of checkpoints
     own = {f"node{node}": node for node in nodes}
     for folder in reversed(folders):
         known, shards = checkpoints.read(folder), defaultdict[str, list[str]](list)
-        manifest, chosen = _manifest(folder), {place: Manifest() for place in ("", *own)}
+        ended = {path.name for path in (folder / LOGS).glob("node*")} - own.keys()
+        manifest, chosen = _manifest(folder), {place: Manifest() for place in ("", *own, *sorted(ended))}
         for name, entry in manifest.items():
             first, _, rest = name.partition("/")
-            place, path = (first, rest) if rest and first in own else ("", name)
+            place, path = (first, rest) if rest and first in chosen else ("", name)
             if names.isdisjoint((name, path)) and folder_of(path, later) is None:
                 chosen[place][path] = entry
             if is_shard(path):
@@ -140,7 +144,7 @@ def newest(
         names |= manifest.keys()
         later |= known.keys() | {one for one, paths in shards.items() if is_sharded(paths)}
         for place in reversed(chosen):
-            to = [own[place]] if place else sorted(nodes)
+            to = [node for name, node in own.items() if place in ("", name)]
             found.append((folder / place, chosen[place], to, tuple(known.values())))
     return found[::-1]
 
