@@ -322,6 +322,15 @@ def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
         )
 
 
+def raise_missing(pulled: Mapping[int, Pulled]) -> None:
+    """Raise CloudDDPError where a requested path is on none of the nodes."""
+    if missing := sorted(frozenset.intersection(*(one.missing for one in pulled.values()))):
+        raise CloudDDPError(
+            f"{node_list(pulled)}: not there: {some([one_line(name, 200) for name in missing], SHOWN)}",
+            hint="PATHS are files and folders of the project on the nodes; the others were pulled",
+        )
+
+
 def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> None:
     """Pull a job's logs, verdict and dumps from every node into `to`/cloudddp-logs, and write the report of
     the job beside them. Never fails: they explain how a job ended, and are not its results."""

@@ -68,6 +68,9 @@ def test_results_are_pulled_and_not_sent_back(cli: Any) -> None:
     cli.ok("pull", "--all-nodes", "--to", "out", "write.py")
     assert (cli.cwd / "out" / "node1" / "write.py").read_text() == (cli.cwd / "write.py").read_text()
     assert "nothing to pull" in cli.fails(1, "pull", "nowhere")
+    assert "node 1: not there: nowhere" in cli.fails(1, "pull", "nowhere", "write.py", "--node", "1")
+    (job,) = (cli.cwd / "results").iterdir()
+    assert (job / "node1" / "write.py").is_file()
 
 
 def test_file_that_a_job_changed_is_not_lost_with_the_next_sync(cli: Any) -> None:
@@ -100,7 +103,7 @@ def test_results_go_back_to_their_places_and_no_sync_deletes_them(cli: Any) -> N
     cli.ok("exec", "rm -r ckpt")
     assert cli("sync", "job").returncode == 2
     assert cli("sync", "--results", "20200101-000000-none").returncode == 2
-    assert "6 results of" in cli("sync", "--results").stderr  # of both nodes, and of each
+    assert "4 results of" in cli("sync", "--results").stderr
     cli.write("more.py", "")
     cli.ok("sync")
     assert "are on this computer and not" not in cli("launch", "more.py").stderr
@@ -152,11 +155,12 @@ def test_files_of_each_job_go_to_its_folder(outputs: str, cli: Any) -> None:
     first = cli.messages("pull", "--all-nodes")
     one, two, three = sorted((cli.cwd / "results").iterdir())
     assert f"of these, 2 files of job {one.name}: results/{one.name}" in first
-    copies = {f"node{k}/runs/{name}-{1 - k}" for k in (0, 1) for name in ("old/a", "b") if outputs}
+    places = ("", "node1/")  # of each node
+    copies = {f"{places[k]}runs/{name}-{1 - k}" for k in (0, 1) for name in ("old/a", "b") if outputs}
     expected = {
-        one: {f"node{k}/runs/old/a-{k}" for k in (0, 1)},
+        one: {f"{places[k]}runs/old/a-{k}" for k in (0, 1)},
         two: set(),
-        three: {f"node{k}/runs/{name}-{k}" for k in (0, 1) for name in "bc"} | copies,
+        three: {f"{places[k]}runs/{name}-{k}" for k in (0, 1) for name in "bc"} | copies,
     }
     assert {job: results_in(job) for job in (one, two, three)} == expected
     assert all((job / "cloudddp-logs/report.html").exists() for job in expected)

@@ -29,6 +29,7 @@ from cloudddp.operations.results import (
     PullRequest,
     raise_incomplete,
     raise_left_out,
+    raise_missing,
     report_held,
 )
 from cloudddp.text import one_line
@@ -120,6 +121,8 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
             others = {node: one for node, one in replies.items() if node not in targets}
             report_held(console, others, session.settings)
         raise_left_out(results.outcome.values)
+        if paths:
+            raise_missing(results.outcome.values)
         raise_incomplete(incomplete, all_nodes=wanted.all_nodes)
         if record.id != (ran or known)[-1].id and not paths:
             console.warn(f"{record.id} is not the newest job: later ones may have changed these files")

@@ -19,6 +19,7 @@ from cloudddp.operations.results import (
     merge_checkpoints,
     raise_incomplete,
     raise_left_out,
+    raise_missing,
     report_pulled,
 )
 from cloudddp.text import node_list, one_line
@@ -67,6 +68,8 @@ def pull_from_s3(
         )
     incomplete = merge_checkpoints(console, base, targets, known, known, outputs)
     raise_left_out(outputs, place.url)
+    if wanted.paths:
+        raise_missing(outputs)
     if lacking:
         raise CloudDDPError(
             f"{place.url} does not have all results of {node_list(lacking)}",

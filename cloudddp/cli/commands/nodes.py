@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, JOB, JSON, YES, flag, option
+from cloudddp.cli.commands.options import ANYONE, JOB, JSON, flag, option
 from cloudddp.cli.lazy_commands import Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
@@ -49,7 +49,7 @@ sync = Verb(
     "sync:sync",
     params=[
         ANYONE,
-        YES,
+        flag("-y --yes", "Do not ask for confirmation.", envvar="CLOUDDDP_YES"),
         flag("--results put_back", "Also put pulled results back: those of JOB, or the newest."),
         JOB,
     ],

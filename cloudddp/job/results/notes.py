@@ -20,11 +20,12 @@ OTHER_FOLDER_HINT = "choose another folder with --to"
 
 
 class Notes:
-    """`left` are results that were not copied; None where there are more than a node remembers. `of_logs`:
-    that one does not exist or was changing is no note."""
+    """`left` are results that were not copied; None where there are more than a node remembers. `missing`: do
+    not exist. `of_logs`: that one does not exist or was changing is no note."""
 
     def __init__(self, *, of_logs: bool = False) -> None:
         self._of_logs = of_logs
+        self.missing: set[str] = set()
         self._lines: dict[str, None] = {}
         self._more = 0
         self._left: dict[str, str] = {}
@@ -37,6 +38,7 @@ class Notes:
             self._add(f"left out {name}: {why}" if name else f"left out {why}")
         elif not self._of_logs:
             self._add(f"missing {name}")
+            self.missing.add(name)
         if counts and name and len(self._left) < MAX_LEFT:
             self._left.setdefault(name, one_line(why, MAX_REASON))
         elif counts and name not in self._left:

@@ -101,7 +101,7 @@ class Pulled:
     """The result of a pull. `notes` list what was missing or left out, and why. `unchanged` files are in the
     target already and not counted in `files`. `left` are results that were not copied; None: there are more
     than a node remembers. `incomplete`: folders of checkpoints, which are in safe_names.INCOMPLETE. `others`:
-    how many of the files other jobs wrote, by job."""
+    how many of the files other jobs wrote, by job. `missing`: paths that were requested and do not exist."""
 
     files: int
     size: int
@@ -110,6 +110,7 @@ class Pulled:
     left: tuple[LeftFile, ...] | None = ()
     incomplete: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
+    missing: frozenset[str] = frozenset()
 
     @property
     def found(self) -> int:
@@ -324,6 +325,7 @@ class Placing:
             self.notes.left,
             tuple(incomplete),
             {job: count for job, count in files.items() if job},
+            frozenset(self.notes.missing),
         )
 
     @contextlib.contextmanager

@@ -79,6 +79,10 @@ def fetch(
     notes = Notes()
     beginnings = tuple("/".join((*root, "")) for root in roots)
     chosen = [one for one in sorted(found.items()) if f"{one[0]}/".startswith(beginnings)]
+    present = [f"{name}/" for name, _ in chosen]
+    notes.missing |= {
+        one[:-1] for one in beginnings if one and not any(name.startswith(one) for name in present)
+    }
     folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
     with (
         incoming.target_folder(to) as target,
