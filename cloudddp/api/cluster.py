@@ -22,7 +22,6 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob
 from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import Continuation, of_job
-from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, raise_incomplete
 from cloudddp.operations.start_job import (
@@ -32,6 +31,7 @@ from cloudddp.operations.start_job import (
     send_files,
     start_job,
 )
+from cloudddp.operations.take_down import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
 
 OnLine = Callable[[str], None]

@@ -210,11 +210,14 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
 
 
 class NoCluster(CloudDDPError):
-    """No cluster of that name has nodes. `last`: the newest one whose instances AWS still lists, or None."""
+    """No cluster of that name has nodes. `last`: the newest one whose instances AWS still lists, or None.
+    `is_explained`: the message says what has ended it."""
 
-    def __init__(self, message: str, *, hint: str = "", last: Cluster | None = None) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", last: Cluster | None = None, is_explained: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
-        self.last = last
+        self.last, self.is_explained = last, is_explained
 
 
 def last_ended(known: Iterable[Cluster]) -> Cluster | None:
@@ -245,10 +248,12 @@ def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
     usable = [cluster for cluster in known if cluster.nodes]
     own = [cluster for cluster in usable if ownership.owns(cluster)]
     if not usable:
+        ended = _last_deadline(known)
         raise NoCluster(
-            "; ".join([f"there is no cluster {name!r} in {aws.region}", *_last_deadline(known)]),
+            "; ".join([f"there is no cluster {name!r} in {aws.region}", *ended]),
             hint="create one: `cloudddp up`; `cloudddp ls` lists all",
             last=last_ended(known),
+            is_explained=bool(ended),
         )
     if not own:
         raise not_owned(name, aws.region, usable, ownership)

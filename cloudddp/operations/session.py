@@ -21,7 +21,6 @@ from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Message, UsageError, q
 from cloudddp.files import check_private, state_home
-from cloudddp.operations import termination
 from cloudddp.operations.load_settings import enter_simulator, layers_of, report_other_region, tolerated
 from cloudddp.operations.reporter import ReporterT, ReporterT_co
 
@@ -112,6 +111,8 @@ class Session(Generic[ReporterT_co]):
         name, found = self.settings.cluster.name, self.look_beyond(asked)
         places = found.own(name, anyone=self.anyone)
         if not places:
+            from cloudddp.operations import termination  # records of jobs, which `down` does not need
+
             raise termination.no_cluster(error, name, asked, found)
         if len(places) > 1 or self.options.region:
             raise is_elsewhere(name, asked, places)

@@ -27,7 +27,7 @@ def no_cluster(error: NoCluster, name: str, asked: AWS, others: Search) -> NoClu
         parts.append(f"nor in {region_list(sorted(others.regions))}")
     if others.failed:
         parts.append(f"could not be asked: {others.unanswered()}")
-    if "reached its deadline" not in error.message:
+    if not error.is_explained:
         parts.append(_explanation(name, asked.endpoint, error.last, [asked.region, *others.regions]))
     record = copied_job(name, asked.endpoint)
     if record is not None and (place := s3_destination_of(record.config, record.job)) is not None:

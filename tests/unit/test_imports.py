@@ -148,6 +148,13 @@ def test_reading_settings_imports_neither_boto3_nor_paramiko() -> None:
     assert not found & {"boto3", "botocore", "paramiko", "moto", "rich"}
 
 
+def test_down_imports_nothing_of_jobs() -> None:
+    """What runs jobs, and any fault in it, must not keep nodes running."""
+    found = modules_after("import cloudddp.cli.actions.down")
+    assert "cloudddp.cluster.teardown" in found
+    assert not {name for name in found if name.startswith("cloudddp.job")}
+
+
 def test_paramiko_is_imported_without_invoke() -> None:
     found = modules_after("from cloudddp.ssh import connection\nconnection.load_paramiko()")
     assert "paramiko" in found

@@ -22,8 +22,7 @@ from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, CredentialsError, Leftovers, Message, q, renewal_first
 from cloudddp.formats import region_list
-from cloudddp.operations.lifecycle import take_down
-from cloudddp.operations.unsaved_work import unsaved_work
+from cloudddp.operations.take_down import take_down
 
 
 def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
@@ -80,9 +79,19 @@ def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster
     if found:
         console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
         for aws, cluster in found:
-            for line in unsaved_work(cluster, session.settings, aws=aws):
+            for line in _unsaved_work(session, aws, cluster):
                 console.log(type(line)(f"  warning: {line}"))
         console.must_confirm("Terminate these nodes?", yes=yes)
+
+
+def _unsaved_work(session: Session, aws: AWS, cluster: Cluster) -> Sequence[str]:
+    """Return what the nodes hold that would be lost, in lines. An installation of which a part is broken must
+    still end a bill."""
+    try:
+        from cloudddp.operations.unsaved_work import unsaved_work
+    except ImportError as error:
+        return [f"the nodes were not asked for results: {error}"]
+    return unsaved_work(cluster, session.settings, aws=aws)
 
 
 def _report(

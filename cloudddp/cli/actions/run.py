@@ -45,7 +45,6 @@ from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import go_on
-from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import Left, collect
 from cloudddp.operations.start_job import (
@@ -57,6 +56,7 @@ from cloudddp.operations.start_job import (
     send_files,
     start_and_follow,
 )
+from cloudddp.operations.take_down import take_down
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)

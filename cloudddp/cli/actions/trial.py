@@ -44,8 +44,8 @@ from cloudddp.errors import (
     UsageError,
     q,
 )
-from cloudddp.operations.lifecycle import take_down
 from cloudddp.operations.node_connections import connected
+from cloudddp.operations.take_down import take_down
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (
