@@ -32,7 +32,7 @@ from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report,
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
-POLICY = Policy(silence=15.0, stop_grace=10.0, join_by=20.0, kill_seconds=5.0)
+POLICY = Policy(silence=15.0, stop_grace=10.0, join_by=20.0, facts_by=60.0, kill_seconds=5.0)
 SUCCESS = Report(True)
 NOTICE = Failure(1, Cause.NOTICE, exit_code=143, detail="spot notice")
 STOPPED = Report(False, exit_code=143)

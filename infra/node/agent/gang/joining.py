@@ -10,14 +10,16 @@ from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import MAX_PROBLEMS, Unreachable
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure
 
-PATIENCE = 5.0  # seconds after the time to join, for the nodes that know what is missing to say so
+PATIENCE = 5.0  # seconds more for the other nodes, for what the first one has decided to arrive
 
 
 def is_late(state: GangState, now: float) -> bool:
     """Whether this node has waited long enough for the others."""
-    patience = PATIENCE if state.is_connected else 0.0
+    if not state.is_connected:
+        return now > state.policy.join_by
+    # Those that are not connected say so by now; others may have a cold disk.
     is_first = state.node == min(state.nodes)
-    return now > state.policy.join_by + (patience if is_first else 2 * patience)
+    return now > state.policy.facts_by + (0.0 if is_first else PATIENCE)
 
 
 def problems(state: GangState) -> tuple[str, ...]:

@@ -18,12 +18,14 @@ NEVER = float("inf")
 
 @frozen
 class Policy:
-    """What was asked for. Times are in seconds; `join_by` is by the monotonic clock. `kill_seconds`: how long
-    the end of processes that got SIGKILL may take."""
+    """What was asked for. Times are in seconds. By the monotonic clock, nodes are connected until `join_by`,
+    and have said what they are like until `facts_by`. `kill_seconds`: how long the end of processes that got
+    SIGKILL may take."""
 
     silence: float
     stop_grace: float
     join_by: float
+    facts_by: float
     kill_seconds: float
     preflight: bool = True
     leaves_stalls: bool = False

@@ -63,6 +63,7 @@ def _initial_state(request: StartRequest) -> GangState:
         silence=request.gang.silence,
         stop_grace=request.stop_grace,
         join_by=time.monotonic() + request.gang.join,
+        facts_by=time.monotonic() + 3 * request.gang.join,
         kill_seconds=processes.GIVE_UP_SECONDS,
         preflight=request.gang.preflight,
         leaves_stalls=request.on_stall is OnStall.LEAVE,

@@ -48,7 +48,6 @@ from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.results import EVIDENCE
 from cloudddp.agent.protocol.start import StartRequest
 
-CHECK_SECONDS = 10.0  # for the upload that is tried before ranks start
 SMALL = 1 << 20  # bytes; smaller files are copied first
 PAUSE = 2.0  # seconds before files that could not be sent are tried again
 MARGIN = 5.0  # seconds before the deadline at which the copy ends
@@ -70,7 +69,7 @@ def check(request: StartRequest, destination: Destination) -> str:
     permission is known before the ranks start."""
     folder = store.job_folder(request.job)
     state = File(str(folder / phases.STATE_FILE), destination.key(request.node, LOGS, phases.STATE_FILE))
-    ends = time.monotonic() + min(CHECK_SECONDS, request.gang.join / 2)
+    ends = time.monotonic() + 2 * request.gang.join  # the import of boto3 from a cold disk takes longest
     upload = _Upload(request, destination, [state])
     upload.run(ends)
     return f"results cannot be copied to {destination.url}: {upload.why}"[:MAX_NOTE] if upload.left else ""
