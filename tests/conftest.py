@@ -225,7 +225,7 @@ def conditions(simulator: Any, cli: CommandLine) -> Iterator[Callable[..., dict[
 
 @pytest.fixture(scope="module")
 def removals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A simulator whose instances never boot and end at once, for tests of the removal alone."""
+    """A simulator whose instances never boot and end at once, for tests without nodes."""
     pytest.importorskip("moto", reason="the simulator needs the extra `sim`")
     pytest.importorskip("asyncssh", reason="the simulator needs the extra `sim`")
     from cloudddp.simulator import control
@@ -238,7 +238,7 @@ def removals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
 
 @pytest.fixture
 def account(removals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The resources of one cluster, which `down` removes in this process."""
+    """The resources of one cluster, which `up` creates and `down` removes in this process."""
     from support.teardown_account import Account
 
     from cloudddp.aws.client import AWS
@@ -252,7 +252,9 @@ def account(removals: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("AWS_PROFILE", raising=False)
-        yield Account(removals, faults, AWS(region=removals.region))
+        made = Account(removals, faults, AWS(region=removals.region))
+        yield made
+        made.conditions(clear=True)
 
 
 @pytest.fixture

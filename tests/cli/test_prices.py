@@ -7,85 +7,64 @@ import json
 import re
 import subprocess
 import sys
-from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import pytest
+from support.teardown_account import Account
 
-from cloudddp.cluster import prices
+from cloudddp.aws.client import AWS
+from cloudddp.cluster import offers, prices
 
 ROOT = Path(__file__).resolve().parents[2]
 GENERATE = [sys.executable, str(ROOT / "infra/prices/generate.py")]
+TABLE = "on-demand list price of 2026-07-20"
 
 
-def plan(cli: Any, *flags: str, **env: str) -> str:
-    """Return what `up` shows before it asks, which it cannot here."""
-    cli.env.pop("CLOUDDDP_YES", None)
-    done = cli("up", "-n", "2", *flags, **env)
-    assert "price " in done.stderr, done.stderr
-    return str(done.stderr)
+def source(account: Account, **settings: Any) -> str:
+    """Return where the price of a cluster comes from."""
+    found = offers.price(account.aws, account.spec(**settings))
+    return f"${found.node_hour:.4g} ({found.source})"
 
 
 def test_price_list_of_aws_is_preferred(cli: Any, conditions: Any, faults: Any) -> None:
     """GetProducts of the Pricing API, whose PriceList holds JSON texts (AWS Price List API reference). A
     capacity block is another product of the type."""
+    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
     conditions(prices={"g5.xlarge": 1.5})
-    shown = plan(cli)
+    shown = cli("up", "-n", "2").stderr
     assert "$1.50 per node (on-demand price of AWS, list of 2026-11-01)" in shown
     assert "data transfer, snapshots and taxes are not counted" in shown
     assert faults.count("GetProducts") == 1
 
 
-@pytest.mark.parametrize("answer", ["AccessDeniedException", "garbage", "zero"])
-def test_table_is_used_if_aws_returns_no_price(cli: Any, conditions: Any, faults: Any, answer: str) -> None:
-    if answer == "AccessDeniedException":
-        conditions(reject={"GetProducts": {"code": answer, "status": 400, "calls": 9}})
-    if answer == "garbage":
-        faults.rewrite("GetProducts", lambda _: b'{"PriceList": ["{\\"terms\\": [7]}"]}')
-    if answer == "zero":
-        faults.rewrite("GetProducts", lambda body: body.replace(b'\\"1.5', b'\\"0.0'))
-        conditions(prices={"g5.xlarge": 1.5})
-    assert "$1.01 per node (on-demand list price of 2026-07-20)" in plan(cli)
-
-
-def test_parts_of_the_price_add_up(cli: Any) -> None:
-    found = re.search(
-        r"price +\$([\d.]+) an hour: \$([\d.]+) per node \(.*\), \$([\d.]+) for disks",
-        plan(cli, "-n", "7"),
-    )
-    assert found is not None
-    total, node, extras = (Decimal(one) for one in found.groups())
-    assert total == 7 * node + extras
-
-
-def test_two_prices_for_one_type_are_none(cli: Any, conditions: Any, faults: Any) -> None:
-    conditions(prices={"g5.xlarge": 1.5})
-
+def test_table_is_used_if_aws_returns_no_single_price(account: Account) -> None:
     def twice(body: bytes) -> bytes:
         answer = json.loads(body)
         answer["PriceList"] += [answer["PriceList"][0].replace("1.5000000000", "1.7000000000")]
         return json.dumps(answer).encode()
 
-    faults.rewrite("GetProducts", twice)
-    assert "on-demand list price of 2026-07-20" in plan(cli)
+    account.conditions(prices={"g5.xlarge": 1.5})
+    assert source(account).startswith("$1.5 (on-demand price of AWS")
+    for change in (
+        twice,
+        lambda _: b'{"PriceList": ["{\\"terms\\": [7]}"]}',
+        lambda body: body.replace(b'\\"1.5', b'\\"0.0'),
+    ):
+        account.faults.rewrite("GetProducts", change)
+        assert source(account) == f"$1.006 ({TABLE})"
+    account.faults.rewrite("GetProducts", lambda body: body)
+    account.conditions(reject={"GetProducts": {"code": "AccessDeniedException", "status": 400, "calls": 9}})
+    assert source(account) == f"$1.006 ({TABLE})"
 
 
-def test_cpu_credits_are_not_bought(cli: Any, ec2: Any, remains: Any) -> None:
-    """Which would be billed beside the price: about 84 % more for a t3.large at full load."""
-    cli("up", "-n", "1", "-t", "t3.large", "--allow-cpu", "--price", "0.09")
-    found = ec2.describe_instance_credit_specifications(InstanceIds=remains().instances)
-    assert [one["CpuCredits"] for one in found["InstanceCreditSpecifications"]] == ["standard"]
+def test_given_price_needs_no_call(account: Account) -> None:
+    assert source(account, price=9.0) == "$9 (as given)"
+    assert "GetProducts" not in account.faults.calls
 
 
-def test_given_price_needs_no_call(cli: Any, faults: Any) -> None:
-    assert "$9.00 per node (as given)" in plan(cli, "--price", "9")
-    assert "GetProducts" not in faults.calls
-
-
-def test_every_region_has_prices(cli: Any) -> None:
-    shown = plan(cli, "--region", "eu-west-1")
-    assert "$1.123 per node (on-demand list price of 2026-01-21)" in shown
+def test_every_region_has_prices(account: Account) -> None:
+    found = offers.price(AWS(region="eu-west-1"), account.spec())
+    assert (found.node_hour, found.source) == (1.123, "on-demand list price of 2026-01-21")
 
 
 def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
@@ -93,11 +72,18 @@ def test_current_spot_prices_are_shown_and_the_deadline_counts_the_upper_bound(
 ) -> None:
     """DescribeSpotPriceHistory with StartTime now answers the price of each zone that is valid now (EC2 API
     reference)."""
+    del cli.env["CLOUDDDP_YES"]
     conditions(spot_prices={"us-east-1a": {"g5.xlarge": 0.41}, "us-east-1b": {"g5.xlarge": 0.47}})
-    shown = plan(cli, "--spot", "--zones", "us-east-1a,us-east-1b", "--max-cost", "2.10")
+    words = ("up", "-n", "2", "--spot", "--zones", "us-east-1a,us-east-1b", "--max-cost", "2.10")
+    shown = cli(*words).stderr
     assert re.search(r"spot +now \$0\.41 to \$0\.47 per node", shown)
     assert re.search(r"price +spot, at most \$2\.\d\d an hour: \$1\.01 per node", shown)
     assert "in 59 min" in shown or "in 1 h 00 min" in shown
+    refused = {"code": "UnauthorizedOperation", "status": 403, "calls": 9}
+    conditions(reject={"DescribeSpotPriceHistory": refused})
+    shown = cli(*words).stderr
+    assert "price " in shown
+    assert "now $" not in shown
 
 
 def test_cost_of_a_spot_cluster_is_an_upper_bound(cli: Any) -> None:
@@ -108,13 +94,6 @@ def test_cost_of_a_spot_cluster_is_an_upper_bound(cli: Any) -> None:
     assert found["usd_per_hour_is_at_most"] is True
     assert found["usd_so_far_is_at_most"] is True
     assert re.search(r"this cost at most \$0\.\d\d on AWS, at the on-demand price", cli.ok("down"))
-
-
-def test_unknown_spot_price_is_not_shown(cli: Any, conditions: Any) -> None:
-    conditions(
-        reject={"DescribeSpotPriceHistory": {"code": "UnauthorizedOperation", "status": 403, "calls": 9}}
-    )
-    assert "now $" not in plan(cli, "--spot")
 
 
 # -- the table -----------------------------------------------------------------------------------------------
@@ -144,31 +123,6 @@ def product(name: str, region: str, usd: str, unit: str = "Hrs") -> str:
     )
 
 
-def test_generator_reads_answers_of_the_pricing_api(tmp_path: Path) -> None:
-    answers = tmp_path / "answers"
-    answers.mkdir()
-    listed = [
-        product("g5.xlarge", "eu-north-1", "1.0670000000"),
-        product("g5.xlarge", "us-gov-west-1", "1.3"),  # another partition
-        product("m5.large", "eu-north-1", "0.1"),  # no GPU
-        product("g4ad.xlarge", "eu-north-1", "0.4"),  # AMD
-        product("p5.48xlarge", "eu-north-1", "0.0000000000"),  # a capacity block
-        product("p4d.24xlarge", "eu-north-1", "24.0", unit="Quantity"),
-    ]
-    (answers / "page-1.json").write_text(json.dumps({"FormatVersion": "aws_v1", "PriceList": listed}))
-    output = tmp_path / "table.json"
-    subprocess.run([*GENERATE, "--answers", str(answers), "--output", str(output)], check=True)
-    table = json.loads(output.read_text())
-    assert table["regions"] == {
-        "eu-north-1": {
-            "sources": {"AWS Pricing API": "2026-11-02"},
-            "date": "2026-11-02",
-            "gp3": 0.0836,
-            "types": {"g5.xlarge": 1.067},
-        }
-    }
-
-
 def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> None:
     """A region has the date of its oldest price."""
     vantage = tmp_path / "v.js"
@@ -182,13 +136,28 @@ def test_generator_compares_sources_and_prefers_the_newest(tmp_path: Path) -> No
     )
     answers = tmp_path / "answers"
     answers.mkdir()
-    (answers / "page.json").write_text(json.dumps({"PriceList": [product("g5.xlarge", "us-east-1", "1.1")]}))
+    listed = [
+        product("g5.xlarge", "us-east-1", "1.1"),
+        product("g5.xlarge", "eu-north-1", "1.0670000000"),
+        product("g5.xlarge", "us-gov-west-1", "1.3"),  # another partition
+        product("m5.large", "eu-north-1", "0.1"),  # no GPU
+        product("g4ad.xlarge", "eu-north-1", "0.4"),  # AMD
+        product("p5.48xlarge", "eu-north-1", "0.0000000000"),  # a capacity block
+        product("p4d.24xlarge", "eu-north-1", "24.0", unit="Quantity"),
+    ]
+    (answers / "page.json").write_text(json.dumps({"FormatVersion": "aws_v1", "PriceList": listed}))
     output = tmp_path / "table.json"
     flags = ["--vantage", vantage, "--karpenter", karpenter, "--answers", answers, "--output", output]
     done = subprocess.run([*GENERATE, *map(str, flags)], check=True, capture_output=True, text=True)
     assert "us-east-1 g5.xlarge: 1.0 and 1.006" in done.stderr
     regions = json.loads(output.read_text())["regions"]
-    assert set(regions) == {"us-east-1", "eu-west-1"}
+    assert set(regions) == {"us-east-1", "eu-west-1", "eu-north-1"}
     assert regions["us-east-1"]["types"] == {"g5.xlarge": 1.1, "g6.xlarge": 0.8048}
     assert regions["us-east-1"]["date"] == "2026-07-20"
     assert set(regions["us-east-1"]["sources"]) == {"AWS Pricing API", "karpenter-provider-aws"}
+    assert regions["eu-north-1"] == {
+        "sources": {"AWS Pricing API": "2026-11-02"},
+        "date": "2026-11-02",
+        "gp3": 0.0836,
+        "types": {"g5.xlarge": 1.067},
+    }

@@ -6,7 +6,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.tagged import tagged_instance
 
 
@@ -37,13 +36,9 @@ def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path
     assert "AWS configuration" in cli.fails(2, "status", AWS_CONFIG_FILE=str(tmp_path / "config"))
 
 
-@pytest.mark.parametrize("words", [("sim", "start"), ("--sim", "up", "-n", "1")])
-def test_unusable_state_folder_is_named_with_the_variable_to_set(
-    cli: Any, tmp_path: Path, words: tuple[str, ...]
-) -> None:
+def test_unusable_state_folder_is_named_with_the_variable_to_set(cli: Any, tmp_path: Path) -> None:
     taken = tmp_path / "a file"
     taken.touch()
-    err = cli.fails(2, *words, CLOUDDDP_HOME=str(taken))
+    err = cli.fails(2, "--sim", "up", "-n", "1", CLOUDDDP_HOME=str(taken))
     assert f"{taken} is not a folder, so cloudddp does not use it" in err
-    assert str(taken) in err
     assert "-> set CLOUDDDP_HOME" in err

@@ -14,8 +14,6 @@ from support.harness import CommandLine, instances_of, remaining
 from support.simlab import client_of
 from support.tagged import tagged_instance
 
-BOTH = '[cluster]\nregions = ["us-east-1", "us-west-2"]\n'
-
 
 @pytest.fixture
 def alone(cli: CommandLine, tmp_path: Path) -> CommandLine:
@@ -32,8 +30,16 @@ def elsewhere(alone: CommandLine, other_region: Any) -> CommandLine:
 
 
 def test_down_finds_a_cluster_in_another_region(elsewhere: CommandLine, other_region: Any) -> None:
-    (shown,) = json.loads(elsewhere.ok("status", "--json"))
-    assert shown["region"] == "us-west-2"
+    """Also with a broken configuration: only the name is needed, and the file says it.
+    tests/unit/test_setting_sources.py has each way to break it."""
+    del elsewhere.env["CLOUDDDP_CLUSTER"]
+    name = f'name = "{elsewhere.cluster}"'
+    elsewhere.write("cloudddp.toml", f'[cluster]\n{name}\nmax_huors = 2\nregion = "us-esat-1"\n')
+    assert elsewhere("sync").returncode == 2
+    shown = elsewhere.exits(0, "status", "--json")
+    (found,) = json.loads(shown.stdout)
+    assert (found["cluster"], found["region"]) == (elsewhere.cluster, "us-west-2")
+    assert "warning: " in shown.stderr
     (line,) = [
         one for one in elsewhere.ok("ls", "--all-regions").splitlines() if one.startswith(elsewhere.cluster)
     ]
@@ -74,28 +80,21 @@ def test_down_releases_addresses_without_nodes_in_another_region(
     assert remaining(other_region, alone.cluster).nothing
 
 
-def test_cluster_of_a_colleague_does_not_end_the_search(
-    elsewhere: CommandLine, other_region: Any, simulator: Any
+def test_cluster_of_a_colleague_or_a_region_that_refuses_does_not_end_the_search(
+    elsewhere: CommandLine, other_region: Any, simulator: Any, faults: Any
 ) -> None:
     """It has the same name, in a configured region."""
     nearer = client_of(simulator, "ec2", region_name="eu-west-1")
     foreign = tagged_instance(nearer, elsewhere.cluster, owner="alice")
+    faults.fail("DescribeInstances@us-east-1", "UnauthorizedOperation", status=403, times=9)
     try:
         elsewhere.write("cloudddp.toml", '[cluster]\nregions = ["us-east-1", "eu-west-1"]\n')
-        assert elsewhere("down", "-y").returncode == 0
+        shown = elsewhere.messages("down", "-y")
+        assert "may run where AWS could not be asked: us-east-1" in shown
         assert remaining(other_region, elsewhere.cluster).nothing
         assert instances_of(nearer, elsewhere.cluster) == [foreign]
     finally:
         nearer.terminate_instances(InstanceIds=[foreign])
-
-
-def test_down_goes_on_if_the_first_region_refuses_to_answer(
-    elsewhere: CommandLine, other_region: Any, faults: Any
-) -> None:
-    elsewhere.write("cloudddp.toml", BOTH)
-    faults.fail("DescribeInstances@us-east-1", "UnauthorizedOperation", status=403, times=9)
-    assert "may run where AWS could not be asked: us-east-1" in elsewhere.messages("down", "-y")
-    assert remaining(other_region, elsewhere.cluster).nothing
 
 
 def test_down_looks_further_than_a_first_region_that_is_not_enabled(
@@ -106,63 +105,34 @@ def test_down_looks_further_than_a_first_region_that_is_not_enabled(
     conditions(regions={"af-south-1": "not-opted-in"})
     elsewhere.ok("down", "-y")
     assert remaining(other_region, elsewhere.cluster).nothing
-    assert "nothing to do" in elsewhere.ok("down", "-y")
+    out = elsewhere.ok("down", "-y")
+    assert "nothing to do" in out
+    assert {"us-east-1", "us-west-2", "eu-central-1"} <= set(re.findall(r"[\w-]+", out))
     shown = elsewhere("status", "--region", "af-south-1")
     assert "if only this region refuses them, enable it for the account" in " ".join(shown.stderr.split())
 
 
-def test_down_names_the_regions_without_the_cluster(alone: CommandLine) -> None:
-    out = alone.ok("down", "-y")
-    assert "nothing to do" in out
-    assert {"us-east-1", "us-west-2", "eu-central-1"} <= set(re.findall(r"[\w-]+", out))
-    shown = alone.fails(1, "status")
-    assert re.search(r"and \d+ other regions", shown)
-
-
-def test_down_refuses_to_choose_between_regions(elsewhere: CommandLine, simulator: Any) -> None:
+def test_down_refuses_to_choose_between_regions(
+    elsewhere: CommandLine, simulator: Any, other_region: Any
+) -> None:
     """Also where the configuration is broken: the region that it means may be the part that is not
     understood."""
-    other = tagged_instance(client_of(simulator, "ec2", region_name="us-east-2"), elsewhere.cluster)
-    regions = ("us-west-2", "us-east-2")
+    second = client_of(simulator, "ec2", region_name="us-east-2")
+    node = tagged_instance(second, elsewhere.cluster)
     try:
-        for text in ("", '[cluster]\nregoin = "us-west-2"\n'):
-            elsewhere.write("cloudddp.toml", text)
-            err = elsewhere.fails(3, "down", "-y")
-            for region in regions:
-                assert f"down --region {region}" in err
-        listed = json.loads(elsewhere.ok("ls", "--all-regions", "--json"))
-        left = sorted(one["region"] for one in listed if one["cluster"] == elsewhere.cluster)
-        assert left == sorted(regions)
+        elsewhere.write("cloudddp.toml", '[cluster]\nregoin = "us-west-2"\n')
+        err = elsewhere.fails(3, "down", "-y")
+        assert "down --region us-west-2" in err
+        assert "down --region us-east-2" in err
+        assert [len(instances_of(one, elsewhere.cluster)) for one in (other_region, second)] == [1, 1]
     finally:
-        client_of(simulator, "ec2", region_name="us-east-2").terminate_instances(InstanceIds=[other])
+        second.terminate_instances(InstanceIds=[node])
 
 
-def test_explicit_region_without_the_cluster_names_the_right_one(
-    alone: CommandLine, other_region: Any
-) -> None:
-    alone.ok("--region", "us-west-2", "up", "-n", "1")
-    for words in (("status",), ("allow-me",), ("exec", "true")):
-        err = alone.fails(1, "--region", "us-east-1", *words)
-        assert f"cluster '{alone.cluster}' is in us-west-2, not in us-east-1" in err
-        assert "--region us-west-2" in err
-    assert len(instances_of(other_region, alone.cluster)) == 1
-
-
-# -- a broken configuration: tests/unit/test_setting_sources.py has each way to break it ---------------------
-
-
-def test_broken_configuration_does_not_block_down(elsewhere: CommandLine, other_region: Any) -> None:
-    """Only the name is needed, and the file says it."""
-    del elsewhere.env["CLOUDDDP_CLUSTER"]
-    name = f'name = "{elsewhere.cluster}"'
-    elsewhere.write("cloudddp.toml", f'[cluster]\n{name}\nmax_huors = 2\nregion = "us-esat-1"\n')
-    assert elsewhere("sync").returncode == 2
-    shown = elsewhere("status", "--json")
-    assert (shown.returncode, json.loads(shown.stdout)[0]["cluster"]) == (0, elsewhere.cluster)
-    assert "warning: " in shown.stderr
-    assert elsewhere("ls").returncode == 0
-    assert "warning: " in elsewhere.messages("down", "-y")
-    assert remaining(other_region, elsewhere.cluster).nothing
+def test_explicit_region_without_the_cluster_names_the_right_one(elsewhere: CommandLine) -> None:
+    err = elsewhere.fails(1, "--region", "us-east-1", "exec", "true")
+    assert f"cluster '{elsewhere.cluster}' is in us-west-2, not in us-east-1" in err
+    assert "--region us-west-2" in err
 
 
 def test_down_does_not_guess_a_name(alone: CommandLine, faults: Any) -> None:
@@ -172,31 +142,21 @@ def test_down_does_not_guess_a_name(alone: CommandLine, faults: Any) -> None:
     for words in (("down", "-y"), ("status",), ("pull",)):
         assert f"{words[0]} -c NAME" in alone.fails(2, *words)
     assert faults.calls == []
-    assert alone("ls").returncode == 0
-    assert alone("-c", alone.cluster, "down", "-y").returncode == 0
 
 
 # -- other running clusters ----------------------------------------------------------------------------------
 
 
-def test_up_and_down_name_the_other_clusters_with_their_price(alone: CommandLine, ec2: Any) -> None:
-    """Also those of another computer of the same user."""
-    other = f"{alone.cluster}-a"
-    node = tagged_instance(ec2, other)
-    try:
-        line = f"your cluster {other} in us-east-1 also runs: 1 node, $1."
-        shown = alone("up", "-n", "1")
-        assert line in shown.stderr
-        assert f"cloudddp down -c {other} --region us-east-1" in shown.stderr
-        assert line in alone("down", "-y").stderr
-    finally:
-        ec2.terminate_instances(InstanceIds=[node])
-
-
-def test_down_names_the_other_clusters_in_the_regions_that_it_searches(elsewhere: CommandLine) -> None:
+def test_up_and_down_name_the_other_clusters_with_their_price(elsewhere: CommandLine) -> None:
+    """Those of another computer of the same user, in the regions that they search."""
+    line = f"your cluster {elsewhere.cluster} in us-west-2 also runs: 1 node, $1."
     done = elsewhere.exits(0, "-c", f"{elsewhere.cluster}-b", "down", "-y")
     assert "nothing to do" in done.stdout
-    assert f"your cluster {elsewhere.cluster} in us-west-2 also runs: 1 node, $1." in done.stderr
+    assert line in done.stderr
+    del elsewhere.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
+    planned = elsewhere("-c", f"{elsewhere.cluster}-b", "up", "-n", "1", "--region", "us-west-2")
+    assert line in planned.stderr
+    assert f"cloudddp down -c {elsewhere.cluster} --region us-west-2" in planned.stderr
 
 
 # -- local state ---------------------------------------------------------------------------------------------
@@ -204,12 +164,7 @@ def test_down_names_the_other_clusters_in_the_regions_that_it_searches(elsewhere
 
 @pytest.mark.parametrize(
     ("signal_name", "file"),
-    [
-        ("SIGINT", "id_ed25519"),
-        ("SIGINT", "host_key.pub"),
-        ("SIGKILL", "id_ed25519"),
-        ("SIGKILL", "journal.jsonl"),
-    ],
+    [("SIGINT", "host_key.pub"), ("SIGKILL", "journal.jsonl")],
 )
 def test_interrupted_up_leaves_no_private_key(
     alone: CommandLine, remains: Any, signal_name: str, file: str

@@ -11,10 +11,22 @@ from typing import Any
 import pytest
 from support.faults import with_value
 from support.harness import finished, interrupt, running_instances, wait_for
+from support.teardown_account import Account
+
+from cloudddp.cluster import offers
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"
 BLOCK = "cr-0123456789abcdef0"
 INTERRUPTIBLE = b"<interruptible>true</interruptible><ephemeralStorage>"
+RESERVATION = {
+    "InstanceType": "g5.12xlarge",
+    "InstancePlatform": "Linux/UNIX",
+    "AvailabilityZone": ZONE,
+    "InstanceCount": 2,
+    "InstanceMatchCriteria": "targeted",
+}
 Conditions = Callable[..., dict[str, Any]]
 
 
@@ -24,10 +36,7 @@ def reserve(ec2: Any, cli: Any) -> Iterator[Callable[..., str]]:
     made = []
 
     def create(count: int = 2, **more: Any) -> str:
-        request = {"InstanceType": "g5.12xlarge", "InstancePlatform": "Linux/UNIX", "AvailabilityZone": ZONE}
-        answer = ec2.create_capacity_reservation(
-            **{**request, "InstanceCount": count, "InstanceMatchCriteria": "targeted", **more}
-        )
+        answer = ec2.create_capacity_reservation(**{**RESERVATION, "InstanceCount": count, **more})
         made.append(answer["CapacityReservation"]["CapacityReservationId"])
         return made[-1]
 
@@ -74,48 +83,69 @@ def test_up_launches_into_the_reservation(cli: Any, ec2: Any, reserve: Any, rema
     assert available(ec2, name) == 2
 
 
-@pytest.mark.parametrize(
-    ("words", "more", "messages"),
-    [
-        ("-t g5.xlarge", {}, ("is for g5.12xlarge, and g5.xlarge was", "--instance-type g5.12xlarge")),
-        ("--zones us-east-1a", {}, ("is in zone us-east-1b, not in us-east-1a", "--zones us-east-1b")),
-        ("-n 3", {}, ("is for 2 instances, and 3 were requested", "--nodes 2")),
-        ("", {"InstancePlatform": "Windows"}, ("is for platform Windows, and the image is for Linux/UNIX",)),
-        ("", {"Tenancy": "dedicated"}, ("has tenancy dedicated",)),
-    ],
-)
-def test_reservation_that_nodes_cannot_use(
-    cli: Any, faults: Any, reserve: Any, words: str, more: dict[str, Any], messages: tuple[str, ...]
-) -> None:
-    err = cli.fails(2, "up", "-t", "g5.12xlarge", *words.split(), "--reservation", reserve(**more))
-    assert all(message in err for message in messages)
-    assert not [call for call in faults.calls if not call.startswith(("Describe", "Get"))]
+GROUP = {"PlacementGroupArn": "arn:aws:ec2:us-east-1:210987654321:placement-group/theirs"}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("settings", "more", "code", "messages"),
     [
-        (with_value("state", "assessing"), "is assessing, not active -> repeat the command when it is"),
-        (with_value("state", "delayed"), "is delayed, not active -> repeat the command when it is"),
-        (lambda body: body.replace(b"<ephemeralStorage>", INTERRUPTIBLE),
-         "is interruptible: its instances need a market type that cloudddp does not support"),
+        ({"instance_type": "g5.xlarge"}, {}, 2,
+         ("is for g5.12xlarge, and g5.xlarge was", "--instance-type g5.12xlarge")),
+        ({"zones": ("us-east-1a",)}, {}, 2,
+         ("is in zone us-east-1b, not in us-east-1a", "--zones us-east-1b")),
+        ({"nodes": 3}, {}, 2, ("is for 2 instances, and 3 were requested", "--nodes 2")),
+        ({}, {"InstancePlatform": "Windows"}, 2,
+         ("is for platform Windows, and the image is for Linux/UNIX",)),
+        ({}, {"Tenancy": "dedicated"}, 2, ("has tenancy dedicated",)),
+        ({}, with_value("state", "assessing"), 1,
+         ("is assessing, not active", "repeat the command when it is")),
+        ({}, with_value("state", "expired"), 1, ("is expired, not active",)),
+        ({}, lambda body: body.replace(b"<ephemeralStorage>", INTERRUPTIBLE), 2,
+         ("is interruptible: its instances need a market type that cloudddp does not support",)),
+        ({}, with_value("availableInstanceCount", "1"), 0, ()),  # clean-up: the launch waits
     ],
 )  # fmt: skip
-def test_reservation_in_another_state(cli: Any, faults: Any, reserve: Any, change: Any, message: str) -> None:
-    faults.rewrite("DescribeCapacityReservations", change)
-    done = cli("up", "-t", "g5.12xlarge", "--reservation", reserve())
-    assert done.returncode in (1, 2), done.stderr
-    assert message in " ".join(done.stderr.split())
-    assert faults.count("ImportKeyPair") == 0
+def test_reservation_that_nodes_cannot_use(
+    account: Account, settings: dict[str, Any], more: Any, code: int, messages: tuple[str, ...]
+) -> None:
+    """Refused before anything is created."""
+    changed = callable(more)
+    request = {**RESERVATION, **({} if changed else more)}
+    answer = account.ec2.create_capacity_reservation(**request)["CapacityReservation"]
+    if changed:
+        account.faults.rewrite("DescribeCapacityReservations", more)
+    found = refusal(account, **{"reservation": answer["CapacityReservationId"], **settings})
+    assert (found.exit_code if found else 0) == code
+    assert all(message in f"{found.message} {found.hint}" for message in messages if found)
+    assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & {*account.faults.calls}
 
 
-def test_subnet_in_another_zone_than_the_reservation(cli: Any, ec2: Any, faults: Any, reserve: Any) -> None:
+def refusal(account: Account, **settings: Any) -> CloudDDPError | None:
+    """Return why `up` would not create a cluster with these settings."""
+    spec = ClusterSpec(**{"name": account.name, "instance_type": "g5.12xlarge", **settings})
+    try:
+        offers.resolve([account.aws], spec, lambda *_: ("127.0.0.1/32",))
+    except CloudDDPError as error:
+        return error
+    return None
+
+
+def test_places_of_a_reservation(account: Account) -> None:
+    """Those that run elsewhere, and those of another zone than the subnet."""
+    answer = account.ec2.create_capacity_reservation(**RESERVATION)["CapacityReservation"]
+    name = answer["CapacityReservationId"]
     where = [{"Name": "availability-zone", "Values": ["us-east-1a"]}]
-    subnet = ec2.describe_subnets(Filters=where)["Subnets"][0]["SubnetId"]
-    err = cli.fails(2, "up", "-t", "g5.12xlarge", "--subnets", subnet, "--reservation", reserve())
-    assert "is in zone us-east-1b" in err
-    assert subnet in err
-    assert faults.count("ImportKeyPair") == 0
+    subnet = account.ec2.describe_subnets(Filters=where)["Subnets"][0]["SubnetId"]
+    found = refusal(account, reservation=name, subnets=(subnet,))
+    assert found and f"is in zone {ZONE}" in found.message and subnet in found.message
+    (node,) = account.launch(
+        InstanceType="g5.12xlarge",
+        Placement={"AvailabilityZone": ZONE},
+        CapacityReservationSpecification={"CapacityReservationTarget": {"CapacityReservationId": name}},
+    )
+    found = refusal(account, reservation=name)
+    account.ec2.terminate_instances(InstanceIds=[node])
+    assert found and "has 1 of 2 instances available, and 2 were requested" in found.message
 
 
 def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
@@ -124,99 +154,31 @@ def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
     assert faults.count("ImportKeyPair") == 0
 
 
-def test_full_reservation_is_refused_before_anything_is_created(
-    cli: Any, ec2: Any, faults: Any, reserve: Any
-) -> None:
-    name = reserve()
-    (image,) = {
-        image["ImageId"]
-        for image in ec2.describe_images(Filters=[{"Name": "name", "Values": ["*PyTorch 2.12*"]}])["Images"]
-        if image["Architecture"] == "x86_64"
-    }
-    answer = ec2.run_instances(
-        ImageId=image,
-        InstanceType="g5.12xlarge",
-        MinCount=1,
-        MaxCount=1,
-        Placement={"AvailabilityZone": ZONE},
-        CapacityReservationSpecification={"CapacityReservationTarget": {"CapacityReservationId": name}},
-    )
-    done = cli("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
-    ec2.terminate_instances(InstanceIds=[answer["Instances"][0]["InstanceId"]])
-    assert done.returncode == 1
-    assert "has 1 of 2 instances available, and 2 were requested" in done.stderr
-    assert faults.count("ImportKeyPair") == 0
-
-
 def test_up_after_down_waits_for_the_clean_up(
     cli: Any, conditions: Conditions, faults: Any, reserve: Any, remains: Any
 ) -> None:
-    words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", reserve(1))
-    cli.ok(*words)
-    conditions(cleanup={"reservations": 1000})
-    cli.ok("down", "-y")
-    before = faults.count("RunInstances")
-    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
-    wait_for(lambda: faults.count("RunInstances") >= before + 3, "the launch is tried again")
-    conditions(cleanup={"reservations": 0})
-    assert "the capacity reservation is full; trying again" in finished(process, 0)[1]
-    assert len(remains().instances) == 1
-
-
-def test_wait_for_the_clean_up_that_ends_early_leaves_nothing(
-    cli: Any, conditions: Conditions, faults: Any, reserve: Any, remains: Any
-) -> None:
-    """By Ctrl-C, or since it takes too long."""
-    words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", reserve(1))
-    cli.ok(*words)
-    conditions(cleanup={"reservations": 1000})
-    cli.ok("down", "-y")
-    before = faults.count("RunInstances")
-    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
-    wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
-    code, _, err = interrupt(process)
-    assert code == 130, err
-    assert "nothing was left running" in err
-    assert remains().nothing
-    assert "ReservationCapacityExceeded" in cli.fails(1, *words, CLOUDDDP_TIME_SCALE="0.02")
-    assert remains().nothing
-
-
-def test_reservation_in_a_placement_group_uses_that_group(
-    cli: Any, ec2: Any, reserve: Any, remains: Any
-) -> None:
-    group = ec2.create_placement_group(GroupName="of-another", Strategy="cluster")["PlacementGroup"]
-    name = reserve(PlacementGroupArn=group["GroupArn"])
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
-    assert {node["Placement"]["GroupName"] for node in running_instances(ec2, cli.cluster)} == {"of-another"}
-    assert remains().placement_groups == []
-    cli.ok("down", "-y")
-    assert remains().nothing
-    ec2.delete_placement_group(GroupName="of-another")
-
-
-def test_placement_group_of_another_account_is_not_named(cli: Any, ec2: Any, reserve: Any) -> None:
-    """EC2 knows names for their owner only; the reservation leads there."""
-    name = reserve(PlacementGroupArn="arn:aws:ec2:us-east-1:210987654321:placement-group/theirs")
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--reservation", name)
-    assert {node["CapacityReservationId"] for node in running_instances(ec2, cli.cluster)} == {name}
-
-
-def test_reservation_that_ends_while_its_launch_is_repeated(
-    cli: Any, ec2: Any, conditions: Conditions, faults: Any, remains: Any, reserve: Any
-) -> None:
-    name = reserve(1)
+    """By Ctrl-C the wait ends and leaves nothing. EC2 knows the names of placement groups for their owner
+    only: to that of another account the reservation leads."""
+    name = reserve(1, **GROUP)
     words = ("up", "-n", "1", "-t", "g5.12xlarge", "--reservation", name)
     cli.ok(*words)
     conditions(cleanup={"reservations": 1000})
     cli.ok("down", "-y")
-    before = faults.count("RunInstances")
-    process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
-    wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
-    faults.rewrite("DescribeCapacityReservations", with_value("state", "expired"))
-    _, err = finished(process, 1)
-    assert f"capacity reservation {name} is expired, not active" in err
+
+    def again() -> Any:
+        before = faults.count("RunInstances")
+        process = cli.start(*words, CLOUDDDP_TIME_SCALE="0.1")
+        wait_for(lambda: faults.count("RunInstances") >= before + 2, "the launch is tried again")
+        return process
+
+    code, _, err = interrupt(again())
+    assert code == 130, err
+    assert "nothing was left running" in err
     assert remains().nothing
+    process = again()
+    conditions(cleanup={"reservations": 0})
+    assert "the capacity reservation is full; trying again" in finished(process, 0)[1]
+    assert len(remains().instances) == 1
 
 
 # -- capacity blocks -----------------------------------------------------------------------------------------
@@ -247,18 +209,9 @@ def test_earlier_deadline_of_the_user_is_kept(cli: Any, block: Any) -> None:
     assert "in 2 h 00 min" in planned.stderr, planned.stderr
 
 
-@pytest.mark.parametrize(
-    ("starts", "ends", "message"),
-    [
-        (timedelta(hours=2), timedelta(days=1), "is scheduled, not active; it starts at"),
-        (-timedelta(days=2), -timedelta(hours=1), "is expired, not active"),
-        (-timedelta(days=1), timedelta(minutes=45), "the capacity block ends too soon"),
-    ],
-)
-def test_block_that_is_not_active_or_ends_soon(
-    cli: Any, faults: Any, block: Any, starts: timedelta, ends: timedelta, message: str
-) -> None:
-    done = cli("up", "-n", "2", "-t", TYPE, "--reservation", block(starts=starts, ends=ends))
-    assert done.returncode in (1, 2)
-    assert message in done.stderr
+def test_block_that_is_not_active_creates_nothing(cli: Any, faults: Any, block: Any) -> None:
+    """tests/unit/test_costs.py has one that ends too soon."""
+    name = block(starts=timedelta(hours=2))
+    err = cli.fails(1, "up", "-n", "2", "-t", TYPE, "--reservation", name)
+    assert "is scheduled, not active; it starts at" in err
     assert faults.count("ImportKeyPair") == 0

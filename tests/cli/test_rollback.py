@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from support.harness import finished, until
 from support.interrupts import interrupted_at_call
+from support.teardown_account import Account
 
 TYPE = "p4d.24xlarge"
 UNLISTED = dict.fromkeys(("elastic-ip", "instance", "security-group", "placement-group", "key-pair"), 1.0)
-# AWS has 3 s to list a new resource, and the late calls are made after 1 s.
-SCALED = {"CLOUDDDP_TIME_SCALE": "0.2"}
 Conditions = Callable[..., dict[str, Any]]
 
 
@@ -29,41 +28,44 @@ def listed_everything(ec2: Any, cluster: str) -> list[str]:
     return [str(one) for one in every if of_cluster in one.get("Tags", [])]
 
 
-@pytest.mark.parametrize("action", ["CreatePlacementGroup", "AllocateAddress"])
 def test_interrupt_removes_what_is_not_listed_yet(
-    cli: Any, ec2: Any, faults: Any, conditions: Conditions, action: str
-) -> None:
-    conditions(unlisted=UNLISTED)
-    interrupted_at_call(cli, faults, action, "up", "-n", "2", "-t", TYPE)
-    assert listed_everything(ec2, cli.cluster) == []
-
-
-def test_address_that_was_allocated_twice_and_is_not_listed_is_released(
     cli: Any, ec2: Any, faults: Any, conditions: Conditions
 ) -> None:
+    conditions(unlisted=UNLISTED)
+    interrupted_at_call(cli, faults, "AllocateAddress", "up", "-n", "2", "-t", TYPE)
+    assert listed_everything(ec2, cli.cluster) == []
+
+
+@pytest.fixture
+def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS has 3 s to list a new resource, and the late calls are made after 1 s."""
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.2")
+
+
+@pytest.mark.usefixtures("scaled")
+def test_address_that_was_allocated_twice_and_is_not_listed_is_released(account: Account) -> None:
     """AllocateAddress has no idempotency token, so a call that botocore repeats may leave an address of
     unknown id."""
-    conditions(unlisted=UNLISTED)
-    faults.lose_answer("AllocateAddress")
-    faults.fail("AssociateAddress", "UnauthorizedOperation", times=9, status=403)
-    cli.fails(1, "up", "-n", "2", "-t", TYPE, **SCALED)
-    assert listed_everything(ec2, cli.cluster) == []
+    account.conditions(unlisted=UNLISTED)
+    account.faults.lose_answer("AllocateAddress")
+    account.faults.fail("AssociateAddress", "UnauthorizedOperation", times=9, status=403)
+    assert account.failed_up(instance_type=TYPE).exit_code == 1
+    assert listed_everything(account.ec2, account.name) == []
 
 
-@pytest.mark.parametrize("action", ["AllocateAddress", "ImportKeyPair"])
+@pytest.mark.usefixtures("scaled")
+@pytest.mark.parametrize(
+    ("action", "times"), [("AllocateAddress", 10), ("ImportKeyPair", 5), ("RunInstances", 5)]
+)
 def test_call_that_aws_completes_after_the_client_has_given_up(
-    cli: Any, ec2: Any, faults: Any, action: str
+    account: Account, action: str, times: int
 ) -> None:
     """A connection that breaks, or a read timeout, does not end the call at AWS."""
-    faults.complete_late(action, 1.0, times=10 if action == "AllocateAddress" else 5)
-    assert "without confirming it" in cli.fails(1, "up", "-n", "2", "-t", TYPE, **SCALED)
-    assert listed_everything(ec2, cli.cluster) == []
-
-
-def test_launch_that_aws_completes_after_the_client_has_given_up(cli: Any, remains: Any, faults: Any) -> None:
-    faults.complete_late("RunInstances", 1.0)
-    cli.fails(1, "up", "-n", "2", **SCALED)
-    assert remains().nothing
+    account.faults.complete_late(action, 1.0, times=times)
+    assert account.failed_up(instance_type=TYPE).exit_code == 1
+    assert any("without confirming it" in line for line in account.progress)
+    assert account.listed() == []
+    assert listed_everything(account.ec2, account.name) == []
 
 
 def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
@@ -99,17 +101,17 @@ def test_down_after_a_killed_up_terminates_nodes_that_are_not_listed_yet(
 # -- credentials that expire ---------------------------------------------------------------------------------
 
 
-def test_expired_credentials_before_anything_was_created(cli: Any, ec2: Any, faults: Any) -> None:
-    came, go = faults.hold("RunInstances (dry run)")
-    process = cli.start("up", "-n", "2")
-    assert came.wait(60)
-    for action in ("ImportKeyPair", *READS):
-        faults.fail(action, "RequestExpired", times=99)
-    go.set()
-    _, err = finished(process, 1)
-    assert "may still be running" not in err
-    assert "RequestExpired" in err
-    assert listed_everything(ec2, cli.cluster) == []
+def test_expired_credentials_before_anything_was_created(account: Account) -> None:
+    def confirm(*_: Any) -> None:
+        for action in ("ImportKeyPair", *READS):
+            account.faults.fail(action, "RequestExpired", times=99)
+
+    error = account.failed_up(options={"confirm": confirm})
+    account.faults.clear()
+    assert error.exit_code == 1
+    assert "may still be running" not in error.message
+    assert "RequestExpired" in error.message
+    assert listed_everything(account.ec2, account.name) == []
 
 
 def test_expired_credentials_before_a_node_was_requested(cli: Any, ec2: Any, faults: Any) -> None:

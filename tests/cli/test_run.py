@@ -8,49 +8,40 @@ from typing import Any
 import pytest
 from support.harness import finished, interrupt
 from support.interrupts import interrupted_at
+from support.jobs import WRITE
 
 
 @pytest.mark.parametrize(
-    ("moment", "caller", "on_call"),
-    [
-        ("cli.actions.run:_Ending.take", "", False),
-        ("cluster.up:_create", "", False),
-        ("cli.console:Progress.stop", "__exit__", False),
-        ("cluster.wait_ready:connect", "", False),
-        ("cli.actions.run:NewJob", "", True),
-    ],
+    ("moment", "on_call"), [("cli.actions.run:_Ending.take", False), ("cli.actions.run:NewJob", True)]
 )
 def test_interrupt_when_the_cluster_is_ready_removes_it(
-    cli: Any, remains: Any, moment: str, caller: str, on_call: bool
+    cli: Any, remains: Any, moment: str, on_call: bool
 ) -> None:
     cli.write("train.py", "print('never runs')\n")
     run = ("run", "-n", "1", "--nproc-per-node", "1", "train.py")
-    out, _ = interrupted_at(cli, moment, *run, caller=caller, on_call=on_call)
+    out, _ = interrupted_at(cli, moment, *run, on_call=on_call)
     assert remains().nothing
     assert "never runs" not in out
 
 
-@pytest.mark.parametrize("moment", ["cli.actions.run:_end", "signals:protected"])
-def test_interrupt_before_the_teardown_does_not_prevent_it(cli: Any, remains: Any, moment: str) -> None:
-    """As `finally` is entered, and as signals are about to be held back."""
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
+def test_interrupt_before_the_teardown_does_not_prevent_it(cli: Any, remains: Any) -> None:
+    """As signals are about to be held back."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1", CLOUDDDP_OUTPUTS="runs")
     cli.write("ok.py", "print('ran')\n")
-    caller = "_end" if moment == "signals:protected" else ""
     run = ("run", "-n", "1", "--nproc-per-node", "1", "ok.py")
-    out, _ = interrupted_at(cli, moment, *run, caller=caller, on_call=True, code=0)
+    out, err = interrupted_at(cli, "signals:protected", *run, caller="_end", on_call=True, code=0)
     assert "ran" in out
+    assert "the job wrote nothing to runs (job.outputs)" in err
     assert remains().nothing
 
 
 def test_run_removes_the_cluster_and_returns_the_job_exit_code(cli: Any, remains: Any) -> None:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1")
-    cli.write(
-        "seven.py",
-        "import os, pathlib, sys, time\n"
-        "pathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/made').write_text('x')\n"
-        "time.sleep(600 * int(os.environ['RANK']))\nsys.exit(7)",
-    )
-    cli.fails(7, "run", "-n", "2", "--nproc-per-node", "1", "seven.py")
+    """The other rank is stopped; files that were not pulled are named."""
+    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_STOP_GRACE="1", CLOUDDDP_OUTPUTS="runs")
+    code = "write('runs/made'); write('out/model.pt'); time.sleep(600 * int(os.environ['RANK'])); sys.exit(7)"
+    cli.write("seven.py", f"{WRITE}import sys, time\n{code}")
+    err = cli.fails(7, "run", "-n", "2", "--nproc-per-node", "1", "--discard", "seven.py")
+    assert "discarded with the nodes:\n  node 0: out/ (" in err
     assert remains().nothing
     assert [path.read_text() for path in cli.cwd.glob("results/*/runs/made")] == ["x"]
 
@@ -90,24 +81,19 @@ def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
     assert len(remains().instances) == 1
 
 
-@pytest.mark.parametrize("words", [("up",), ("run", "train.py")])
-def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any, words: tuple[str, ...]) -> None:
+def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any) -> None:
     cli.write("train.py", "")
     cli.write(
         "cloudddp.toml", "[job]\nnproc_per_node = 2\n[cluster]\nnodes = 1\ninstance_type = 'g5.xlarge'\n"
     )
-    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, *words)
+    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, "run", "train.py")
     assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
 
 
-def test_detached_run_needs_nodes_that_power_off(cli: Any, remains: Any) -> None:
+def test_what_process_nodes_cannot_do_is_refused(cli: Any, remains: Any) -> None:
+    """Power off by themselves, and have a role."""
     cli.write("ok.py", "")
     assert "run -d needs nodes that power off by themselves" in cli.fails(2, "run", "-d", "-n", "1", "ok.py")
-    assert remains().nothing
-
-
-def test_settings_that_need_a_role_are_refused_on_process_nodes(cli: Any, remains: Any) -> None:
-    cli.write("ok.py", "")
     role = '[cluster]\ninstance_profile = "nodes"\n'
     for setting in ('[[data]]\nsource = "s3://bucket/set"\n', '[job]\nresults_s3 = "s3://bucket/runs"\n'):
         cli.write("cloudddp.toml", role + setting)

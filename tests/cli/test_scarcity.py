@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from support.harness import TIMEOUT, until
+import pytest
+from support.teardown_account import Account
 
 Conditions = Callable[..., dict[str, Any]]
 
@@ -32,27 +33,31 @@ def test_calls_that_are_throttled_or_lose_their_answer_are_repeated(
     assert remains().nothing
 
 
-def test_launch_without_any_answer_leaves_nothing(cli: Any, conditions: Conditions, remains: Any) -> None:
-    conditions(lose={"RunInstances": 99})
-    cli.fails(1, "up", "-n", "2", CLOUDDDP_TIME_SCALE="0.1")
-    assert remains().nothing
+def test_launch_without_any_answer_leaves_nothing(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.1")
+    account.conditions(lose={"RunInstances": 99})
+    assert account.failed_up().exit_code == 1
+    assert account.listed() == []
 
 
-def test_launch_above_the_request_rate_is_made_once(
-    cli: Any, faults: Any, conditions: Conditions, remains: Any
-) -> None:
+def test_launch_above_the_request_rate_is_made_once(account: Account) -> None:
     """EC2 Developer Guide, "Request throttling for the Amazon EC2 API". The dry run takes the only token, and
     the launch is refused until there are more; boto3 repeats it at random intervals, 7.5 s in all on
     average."""
     some = {"bucket": 1, "refill": 2}
     none = {"bucket": 1, "refill": 0.001}
-    conditions(request_rate={"RunInstances": none, "DescribeInstances": some, "TerminateInstances": some})
-    process = cli.start("up", "-n", "3")
-    until(lambda: faults.count("RunInstances") > 2)  # the dry run, the launch, its first repetition
-    conditions(request_rate={"RunInstances": None})
-    out, err = process.communicate(timeout=TIMEOUT)
-    assert "is ready" in out, err
-    conditions(request_rate={"DescribeInstances": None})  # what this test itself asks
-    assert len(remains().instances) == 3
-    cli.ok("down", "-y")
-    assert remains().nothing
+    account.conditions(
+        request_rate={"RunInstances": none, "DescribeInstances": some, "TerminateInstances": some}
+    )
+
+    def more_tokens(body: bytes) -> bytes:
+        if account.faults.count("RunInstances") == 2:  # the launch, its first repetition
+            account.conditions(request_rate={"RunInstances": None})
+        return body
+
+    account.faults.rewrite("RunInstances", more_tokens)
+    nodes = account.up(nodes=3)
+    account.conditions(request_rate={"DescribeInstances": None})  # what this test itself asks
+    assert account.faults.count("RunInstances") == 3
+    assert sorted(one for one in account.listed() if one.startswith("i-")) == sorted(nodes)
+    account.down()

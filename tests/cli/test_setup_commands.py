@@ -28,8 +28,7 @@ def test_input_that_is_not_sent_is_refused(cli: Any, faults: Any, name: str) -> 
 WAITING = '[setup]\nrun = ["touch ../began; trap \\"\\" TERM; while [ ! -e ../go ]; do sleep 0.1; done"]\n'
 
 
-@pytest.mark.parametrize("how", ["interrupt", "cancel"])
-def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
+def test_interrupted_setup_stops_on_every_node(cli: Any) -> None:
     direct(cli, nodes=2)
     cli.write("cloudddp.toml", WAITING)
     cli.write("ok.py", "print('ran')")
@@ -39,22 +38,13 @@ def test_interrupted_setup_stops_on_every_node(cli: Any, how: str) -> None:
     assert (silent.returncode, silent.stdout) == (0, "")
     assert "still in its setup" in silent.stderr
     assert len(still_running(cli, "../began")) >= 2
-    (job,) = json.loads(cli.ok("jobs", "--json"))
-    assert job["state"] == "setup"
-    if how == "interrupt":
-        code, _, err = interrupt(process)
-        assert "it was ended; the cluster is still up" in err
-    else:
-        assert cli.ok("cancel") == f"job {job['id']}: its setup was stopped\n"
-        err = process.communicate(timeout=TIMEOUT)[1]
-        code = process.returncode
-        assert f"job {job['id']} was cancelled during its setup" in err
+    code, _, err = interrupt(process)
     assert code == 130
+    assert "it was ended; the cluster is still up" in err
     assert still_running(cli, "../began") == []
     wait_for(lambda: processes(cli) == 0, "the setup's parent ends")
     (left,) = json.loads(cli.ok("jobs", "--json"))
-    assert (left["id"], left["state"], left["setup"]) == (job["id"], "cancelled", True)
-    assert "cancelled in setup" in cli.ok("jobs")
+    assert (left["state"], left["setup"]) == ("cancelled", True)
     cli.ok("exec", "touch ../go")
     assert cli.ok("launch", "ok.py").count("] ran") == 2
 
@@ -125,23 +115,21 @@ print(greeting.TEXT, mine.TEXT, bool(importlib.util.find_spec("torch")))
 
 @pytest.mark.parametrize("environment", ["requirements.txt", "uv.lock"])
 def test_edited_package_is_installed_again(cli: Any, environment: str) -> None:
-    """A package of the project and a wheel of the same name, also when an edit is undone. Without an index,
-    and beside the torch of the image."""
+    """A package of the project, and a wheel of the same name. Without an index, and beside the torch of the
+    image."""
     direct(cli)
     cli.write("show.py", SHOW)
     cli.write("pyproject.toml", PROJECT)
     cli.write("requirements.txt", "-r base.txt\n./libs/mine\n")
     cli.write("base.txt", "greeting\n--no-index\n--find-links wheels\n")
     cli.write("cloudddp.toml", f'[setup]\nenvironment = "{environment}"\n')
-    ran = 0
-    for texts in (("1", "a"), ("1", "a"), ("22", "b"), ("22", "a")):
+    for texts in (("1", "a"), ("22", "b")):
         wheel(cli.cwd / "wheels", "greeting", f"TEXT = {texts[0]!r}\n")
         package(cli.cwd / "libs/mine", f"TEXT = {texts[1]!r}\n")
-        if not ran and environment == "uv.lock":
+        if texts[0] == "1" and environment == "uv.lock":
             lock = [find_uv_bin(), "lock", "--offline", "--no-index", "--find-links", "wheels"]
             subprocess.run(lock, cwd=cli.cwd, check=True)
         done = cli("launch", "show.py")
         assert f"] {' '.join(texts)} True\n" in done.stdout, done.stderr
-        ran += "[setup | node 0]" in done.stderr
-    assert ran == 3
+        assert "[setup | node 0]" in done.stderr
     assert not [path for home in homes(cli) for path in home.parent.glob("tmp/tmp.*")]  # that it has left

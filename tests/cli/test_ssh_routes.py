@@ -42,18 +42,14 @@ def test_proxy_command_is_remembered(cli: Any, ec2: Any, simulator: Any) -> None
     path.write_text(text)
 
 
-def test_private_nodes_have_no_public_address(cli: Any, ec2: Any, simulator: Any) -> None:
-    shown = cli.messages("up", "-n", "1", "--connect", "private", "--ssh-from", "127.0.0.0/8")
-    assert "SSH by private address; the nodes have no public address" in shown
-    assert rules(ec2, cli.cluster, simulator.ssh_port) == ["127.0.0.0/8"]
-    assert 'does not apply to connect = "private"' in cli.fails(2, "allow-me")
-    assert "here" in cli.ok("exec", "--", "echo here")
-
-
-def test_dry_run_needs_no_jump_host(cli: Any) -> None:
+def test_private_nodes_and_jump_hosts_in_a_dry_run(cli: Any) -> None:
+    """No jump host is needed. tests/lab/product/test_routes_in_the_lab.py has the nodes."""
     shown = cli.ok("up", "--dry-run", "--proxy-jump", "ubuntu@198.51.100.9")
     assert '"AssociatePublicIpAddress": false' in shown
     assert '"CidrIp": "10.0.0.10/32"' in shown
+    shown = cli.ok("up", "--dry-run", "--connect", "private", "--ssh-from", "10.9.0.0/16")
+    assert '"AssociatePublicIpAddress": false' in shown
+    assert '"CidrIp": "10.9.0.0/16"' in shown
 
 
 def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) -> None:

@@ -39,52 +39,8 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
         (0, 0, "wait_for_others"),
         (1, 1, "load_batch"),
     ]
-    assert "not found" in cli.fails(1, "stacks", "20200101-000000-dead")
     cli.ok("cancel")
     assert "(cancelled): no rank runs, and none has left a dump" in cli.fails(1, "stacks")
-    cli.write("cloudddp.toml", '[setup]\nrun = ["false"]\n')
-    cli("launch", "hang.py")
-    assert "(failed): no rank runs, and none has left a dump" in cli("stacks").stderr
-
-
-# Dumps as ProcessGroupNCCL writes them when a collective takes too long: rank 1 has not joined the second.
-DUMPS = """
-import os, pickle, sys
-rank = int(os.environ["RANK"])
-def entry(number, state):
-    return {
-        "frames": [{"name": "step", "filename": "train.py", "line": 3}], "record_id": number, "pg_id": 0,
-        "process_group": ("0", "default_pg"), "collective_seq_id": number, "p2p_seq_id": 0, "op_id": number,
-        "profiling_name": "nccl:all_reduce", "time_created_ns": 1, "input_sizes": [[4]], "is_p2p": False,
-        "output_sizes": [[4]], "input_dtypes": ["Float"], "output_dtypes": ["Float"], "state": state,
-    }
-entries = [entry(1, "completed")] + [entry(2, "started")] * (rank == 0)
-groups = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
-prefix = os.environ.get("TORCH_FR_DUMP_TEMP_FILE") or os.environ["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"]
-with open(prefix + str(rank), "wb") as file:
-    pickle.dump({"version": "2.10", "pg_config": groups, "entries": entries}, file)
-sys.exit("[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=2)" if rank == 0 else 0)
-"""
-
-
-@pytest.mark.torch
-def test_dumps_of_a_job_that_has_ended_are_analyzed(cli: Any) -> None:
-    pytest.importorskip("torch")
-    direct(cli, nodes=2)
-    cli.write("dumps.py", DUMPS)
-    failed = cli.fails(1, "launch", "dumps.py")
-    (advice,) = [line for line in failed.splitlines() if "did not join the collective" in line]
-    job = advice.split("stacks ")[1].split("`")[0]
-    sentence = (
-        "flight recorder: Not all ranks joining collective, sequence number: 2; group info: 0:default_pg; "
-        "collective: nccl:all_reduce; missing ranks: {1}"
-    )
-    done = cli("stacks", job)
-    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, sentence), done.stderr
-    assert json.loads(cli.ok("stacks", job, "--json"))["collectives"] == [sentence]
-    cli("pull", job)
-    (analysis,) = Path(cli.cwd, "results", job).rglob("analysis.txt")
-    assert "missing ranks: {1}" in analysis.read_text()
 
 
 IDLE = """

@@ -179,34 +179,3 @@ def test_pull_of_a_job_that_has_written_nothing_yet(cli: Any) -> None:
     assert f"nothing to pull yet: job {job} is running and has not written any files in the project" in err
     cli.ok("cancel")
     assert "yet" not in cli("pull").stderr
-
-
-def test_folder_larger_than_the_memory_is_sent_and_pulled(cli: Any, tmp_path: Any) -> None:
-    """Sparse files: what is sent, in all, is more than the process may take."""
-    direct(cli, nodes=1)
-    for name, size in {"data/large.bin": 300 << 20, **{f"data/{k}.bin": 3 << 20 for k in range(20)}}.items():
-        path = cli.cwd / name
-        path.parent.mkdir(exist_ok=True)
-        with path.open("wb") as file:
-            file.truncate(size)
-    cli.env["CLOUDDDP_SYNC_MAX_MB"] = "1000"
-    process = cli.to_files(tmp_path, "sync")
-    assert process.returncode == 0, (tmp_path / "err.txt").read_text()
-    assert "sending 21 files, 360.0 MiB" in (tmp_path / "err.txt").read_text()
-    assert process.peak_memory < 200e6
-    cli.write("a.py", "")
-    cli.ok("launch", "a.py")
-    pulled = cli.to_files(tmp_path, "pull", "--to", "out", "data/large.bin")
-    assert pulled.returncode == 0, (tmp_path / "err.txt").read_text()
-    assert pulled.peak_memory < 200e6
-    assert (cli.cwd / "out/data/large.bin").stat().st_size == 300 << 20
-
-
-def test_first_launch_on_new_nodes_names_results_that_are_here(cli: Any) -> None:
-    cli.write("results/20260101-000000-abcd/ckpt/1.pt", "x")
-    cli.write("a.py", "")
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")
-    cli.ok("up", "-n", "1")
-    line = "are on this computer and not on the nodes (the newest: "
-    assert line in cli("launch", "a.py").stderr
-    assert line not in cli("launch", "a.py").stderr

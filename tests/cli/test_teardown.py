@@ -8,7 +8,6 @@ teardown.py and stops at the first failure, so slow tests come last.
 
 from __future__ import annotations
 
-import re
 import threading
 from datetime import UTC, datetime, timedelta
 
@@ -21,7 +20,6 @@ from cloudddp.aws.inventory import Resource
 from cloudddp.cluster.created_ids import Known
 from cloudddp.cluster.prices import Cost
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.errors import AWSError
 
 # -- what is removed -----------------------------------------------------------------------------------------
 
@@ -154,15 +152,6 @@ def test_refusal_leaves_unlisted_instances_in_the_report(account: Account) -> No
     account.ec2.terminate_instances(InstanceIds=[untagged])
 
 
-def test_error_of_the_first_check_is_raised(account: Account) -> None:
-    (node,) = account.launch()
-    account.faults.fail("DescribeInstances", "UnauthorizedOperation", status=403)
-    with pytest.raises(AWSError):
-        account.down()
-    assert account.state(node) in ("pending", "running")
-    account.down()
-
-
 def test_later_error_is_a_reason_and_what_was_seen_is_left(account: Account) -> None:
     (node,) = account.launch()
     folder = folder_of(account)
@@ -204,25 +193,6 @@ def test_permanent_error_does_not_keep_other_resources(account: Account) -> None
     assert "UnauthorizedOperation" in report.reasons[0]
     account.faults.clear()
     account.down()
-
-
-def test_permanent_error_is_reported_although_nothing_is_listed(account: Account) -> None:
-    volume = account.volume()
-    seen = threading.Event()
-
-    def hide_after_the_first(body: bytes) -> bytes:
-        if not seen.is_set():
-            seen.set()
-            return body
-        return re.sub(rb"<volumeSet>.*</volumeSet>", b"<volumeSet/>", body, flags=re.S)
-
-    account.faults.rewrite("DescribeVolumes", hide_after_the_first)
-    account.faults.fail("DeleteVolume", "UnauthorizedOperation", status=403)
-    report = account.down()
-    assert report.left == ()
-    assert len(report.reasons) == 1
-    assert account.listed() == [volume]
-    account.ec2.delete_volume(VolumeId=volume)
 
 
 def test_instance_started_during_the_removal_is_terminated(account: Account) -> None:

@@ -37,7 +37,12 @@ def test_cluster_of_another_computer_gets_no_folder(account: Account) -> None:
 
 
 def test_keys_stay_while_something_is_left(account: Account) -> None:
+    """Or the cluster is being created."""
     folder = folder_of(account)
+    account.group()
+    with folder.being_created():
+        account.down()
+    assert folder.private_key.exists()
     account.group()
     account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=9, status=403)
     assert account.down().left
@@ -45,14 +50,6 @@ def test_keys_stay_while_something_is_left(account: Account) -> None:
     account.faults.clear()
     account.down()
     assert not folder.private_key.exists()
-
-
-def test_keys_of_a_cluster_that_is_being_created_stay(account: Account) -> None:
-    folder = folder_of(account)
-    account.key()
-    with folder.being_created():
-        account.down()
-    assert folder.private_key.exists()
 
 
 def test_keys_of_other_clusters_stay(account: Account) -> None:

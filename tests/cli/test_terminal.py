@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.harness import interrupt, wait_for
 from support.terminal import Terminal
 
@@ -24,22 +23,12 @@ def at_terminal(cli: Any, *words: str, answer: bytes = b"", **env: str) -> tuple
     return window.read_to_the_end()
 
 
-@pytest.mark.parametrize(("value", "colours"), [("1", False), ("", True)], ids=["set", "empty"])
-def test_no_color_is_honoured_unless_empty(cli: Any, value: str, colours: bool) -> None:
-    code, shown = at_terminal(cli, "up", "-n", "0", NO_COLOR=value)
-    assert code == 2
-    assert "cloudddp: " in shown
-    assert ("\x1b[" in shown) == colours
-
-
-def test_answering_no_changes_nothing(cli: Any, faults: Any) -> None:
-    del cli.env["CLOUDDDP_YES"]
-    code, shown = at_terminal(cli, "up", "-n", "1", answer=b"n\n")
-    assert "Start these nodes?" in shown
-    assert code == 1
-    assert "nothing was changed" in shown
-    assert "interrupted" not in shown
-    assert "RunInstances" not in faults.calls
+def test_no_color_is_honoured_unless_empty(cli: Any) -> None:
+    for value, colours in (("1", False), ("", True)):
+        code, shown = at_terminal(cli, "up", "-n", "0", NO_COLOR=value)
+        assert code == 2
+        assert "cloudddp: " in shown
+        assert ("\x1b[" in shown) == colours
 
 
 def test_manual_lists_the_short_form_of_help() -> None:
@@ -77,10 +66,14 @@ def test_step_of_up_shows_its_time_and_a_warning_is_printed_once(cli: Any, condi
     assert not re.search(r"3 of 4 GPUs[^\n]*\n?[^\n]*\(\d+\.\d s\)", shown)
 
 
-def test_text_breaks_at_words_on_a_terminal_only(cli: Any) -> None:
+def test_plan_breaks_at_words_and_answering_no_changes_nothing(cli: Any, faults: Any) -> None:
     del cli.env["CLOUDDDP_YES"]
     words = ("up", "-n", "2", "-t", "g5.12xlarge", "--zones", "us-east-1a,us-east-1b,us-east-1c,us-east-1d")
-    _, shown = at_terminal(cli, *words, answer=b"n\n")
+    code, shown = at_terminal(cli, *words, answer=b"n\n")
+    assert code == 1
+    assert "nothing was changed" in shown
+    assert "interrupted" not in shown
+    assert "RunInstances" not in faults.calls
     plan = shown[shown.index(f"cluster {cli.cluster}") : shown.index("Start these")].splitlines()
     assert max(map(len, plan)) <= COLUMNS, shown
     labels = [line for line in plan if line[:3].strip() and line.startswith("  ")]

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pyte
-from support.harness import listed_nodes
 from support.jobs import direct, written
 from support.processes import CLOSED, zygote
 from support.terminal import Terminal
@@ -61,22 +60,3 @@ def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) 
     assert "cancelled" in rows[2]
     assert any("no GPU" in row for row in rows[3:])
     assert "Traceback" not in shown
-
-
-def test_node_that_does_not_answer_is_shown_and_read_again(
-    cli: Any, ec2: Any, terminal: Callable[..., Terminal]
-) -> None:
-    cli.nodes(2)
-    cli.shared = None  # another test does not get this cluster
-    cli.env["CLOUDDDP_TIME_SCALE"] = "0.2"
-    node = next(one["instance_id"] for one in listed_nodes(cli) if one["node"] == 1)
-    window = terminal("top")
-    window.read_until(b"ready: nodes 0, 1")
-    ec2.stop_instances(InstanceIds=[node])
-    window.read_until(b"stopped: node 1")
-    assert "stopped: node 1" in cli.ok("top", "--once")
-    window.seen = b""
-    ec2.start_instances(InstanceIds=[node])
-    window.read_until(b"ready: nodes 0, 1")
-    window.process.send_signal(signal.SIGINT)
-    assert window.read_to_the_end()[0] == 0

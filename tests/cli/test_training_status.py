@@ -80,7 +80,6 @@ def test_exit_code_overrides_the_reported_state(one_node: Any) -> None:
         "work.py", REPORT + "report(state=sys.argv[1], step=12, steps=30)\nsys.exit(int(sys.argv[2]))\n"
     )
     for state, code, expected in (
-        ("preempted", 7, "failed"),
         ("failed", 0, "succeeded"),
         ("preempted", 143, "preempted"),
     ):

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 from support.faults import without_element
-from support.harness import clean_environment, interrupt, wait_for
+from support.harness import clean_environment
 from support.interrupts import interrupted_at_call
+from support.teardown_account import Account
+
+TYPE = "g5.12xlarge"  # in a placement group
 
 
 def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
@@ -40,12 +43,7 @@ def test_second_up_changes_nothing(cli: Any, faults: Any, remains: Any) -> None:
     faults.calls.clear()
     assert "nothing was changed" in cli.ok("up", "-n", "1", "--max-hours", "20", "--max-cost", "100")
     assert set(faults.calls) == {"DescribeInstances"}
-    for words, text in (
-        (("-n", "2"), "it has 1 node, 2 were requested"),
-        (("-n", "1", "--max-cost=1"), "--max-cost 1"),
-        (("-n", "1", "--max-hours=1"), "--max-hours 1"),
-    ):
-        assert text in cli.fails(1, "up", *words)
+    assert "it has 1 node, 2 were requested" in cli.fails(1, "up", "-n", "2")
     assert remains() == before
     cli.ok("down", "-y")
     assert not {"DescribeRegions", "GetCallerIdentity"} & set(faults.calls)  # the cluster is recorded here
@@ -68,9 +66,11 @@ def test_type_without_gpu_needs_allow_cpu(cli: Any, faults: Any) -> None:
     assert "$0.01 per node (as given)" in planned.stderr
 
 
-def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
-    assert "--price" in cli.fails(2, "up", "-t", "t3.micro", "--allow-cpu")
-    assert "RunInstances" not in faults.calls
+def test_unknown_price_is_refused(account: Account) -> None:
+    error = account.failed_up(instance_type="t3.micro", allow_cpu=True)
+    assert error.exit_code == 2
+    assert "--price" in error.hint
+    assert "RunInstances" not in account.faults.calls
 
 
 @pytest.mark.parametrize(
@@ -85,53 +85,58 @@ def test_unknown_price_is_refused(cli: Any, faults: Any) -> None:
         "RunInstances",
     ],
 )
-def test_refused_call_leaves_nothing(cli: Any, faults: Any, remains: Any, action: str) -> None:
-    faults.fail(action, "UnauthorizedOperation", times=20)
-    assert "UnauthorizedOperation" in cli.fails(1, "up", "-n", "2")
-    assert faults.count(action) == 1
-    assert remains().nothing
+def test_refused_call_leaves_nothing(account: Account, action: str) -> None:
+    account.faults.fail(action, "UnauthorizedOperation", times=20)
+    assert "UnauthorizedOperation" in account.failed_up(instance_type=TYPE).message
+    assert account.faults.count(action) == 1
+    assert account.listed() == []
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("code", "hint"),
     [
         ("IdempotentInstanceTerminated", "then `cloudddp up` again"),
         ("InsufficientAddressCapacity", "wait some minutes"),
     ],
 )
-def test_refused_launch_has_a_hint(cli: Any, faults: Any, remains: Any, code: str, message: str) -> None:
-    faults.fail("RunInstances", code, times=20)
-    err = cli.fails(1, "up", "-n", "1")
-    assert code in err
-    assert message in err
-    assert remains().nothing
+def test_refused_launch_has_a_hint(account: Account, code: str, hint: str) -> None:
+    account.faults.fail("RunInstances", code, times=20)
+    error = account.failed_up(nodes=1)
+    assert code in error.message
+    assert hint in error.hint
+    assert account.listed() == []
 
 
-def test_calls_are_repeated_until_aws_knows_what_was_created(cli: Any, faults: Any) -> None:
+def test_calls_are_repeated_until_aws_knows_what_was_created(account: Account) -> None:
     """EC2 is eventually consistent: the next call may not know a new group yet. The first answer about the
     group is lost after it was created, and botocore repeats the call: AWS answers Duplicate. Capacity is
     decided by the launch, whatever the dry run answers."""
+    faults = account.faults
     faults.lose_answer("CreateSecurityGroup")
     faults.fail("AuthorizeSecurityGroupIngress", "InvalidGroup.NotFound", times=2)
     faults.fail("RunInstances (dry run)", "InsufficientInstanceCapacity")
     faults.fail("RunInstances", "InvalidSecurityGroupID.NotFound", times=2)
-    assert "is ready" in cli.ok("up", "-n", "1")
+    assert len(account.up(nodes=1)) == 1
     expected = {"CreateSecurityGroup": 2, "AuthorizeSecurityGroupIngress": 3, "RunInstances": 3}
     assert {action: faults.count(action) for action in expected} == expected
+    account.down()
+
+
+def test_failed_rollback_exits_3(account: Account) -> None:
+    account.faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
+    account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
+    error = account.failed_up(nodes=1)
+    assert error.exit_code == 3
+    (group,) = [one for one in account.listed() if one.startswith("sg-")]
+    assert group in error.message
+    account.faults.clear()
+    account.down()
 
 
 def test_nodes_without_visible_tags_are_terminated_by_id(cli: Any, faults: Any, remains: Any) -> None:
     faults.rewrite("DescribeInstances", without_element("reservationSet"))
     interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2")
     assert not remains().instances
-
-
-def test_failed_rollback_exits_3(cli: Any, faults: Any, remains: Any) -> None:
-    faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
-    faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
-    err = cli.fails(3, "up", "-n", "1")
-    (group,) = remains().groups
-    assert group in err
 
 
 def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: Any) -> None:
@@ -149,22 +154,10 @@ def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: An
     assert remains().nothing
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupt_during_run_instances_leaves_nothing(
-    cli: Any, faults: Any, remains: Any, number: int
-) -> None:
+def test_sigterm_during_run_instances_leaves_nothing(cli: Any, faults: Any, remains: Any) -> None:
     """The instances exist, and `up` does not know their ids yet."""
-    err = interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2", number=number)
+    err = interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2", number=signal.SIGTERM)
     assert "nothing was left running" in err
-    assert remains().nothing
-
-
-def test_interrupt_while_waiting_for_ssh_leaves_nothing(cli: Any, faults: Any, remains: Any) -> None:
-    faults.rewrite("DescribeInstances", lambda body: re.sub(rb"127\.\d+\.128\.\d+", b"127.1.2.3", body))
-    process = cli.start("up", "-n", "2")
-    wait_for(lambda: remains().instances and faults.count("DescribeInstances") > 1, "nodes running")
-    code, _, err = interrupt(process)
-    assert code == 130, err
     assert remains().nothing
 
 
@@ -180,7 +173,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     counts = {}
     with rehearse(), pytest.MonkeyPatch.context() as patch:
         patch.setenv("CLOUDDDP_HOME", str(tmp_path))
-        for nodes in (2, 64):
+        for nodes in (2, 8):
             calls: list[str] = []
             aws = AWS(region="us-east-1", observe=lambda _, method, *__, calls=calls: calls.append(method))
             result = up.up(
@@ -192,4 +185,4 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
             )
             assert len(result.cluster.nodes) == nodes
             counts[nodes] = len(calls)
-    assert counts == {2: 21, 64: 21}
+    assert counts == {2: 21, 8: 21}

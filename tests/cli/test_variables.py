@@ -76,8 +76,6 @@ def test_values_are_in_no_command_line_file_or_message(cli: Any, tmp_path: Path)
     ("words", "text"),
     [
         (("-e", "NOT_SET_HERE"), "--env NOT_SET_HERE: this variable is not set here"),
-        (("-e", "A B=hunter2"), "--env 'A B' is not the name of a variable"),
-        (("-e", "RANK=1"), "RANK, which the launcher sets"),
         (("--env-file", "bad"), "--env-file bad, line 2: no '='"),
     ],
 )
@@ -120,6 +118,6 @@ def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path
 
 def test_value_that_is_not_utf_8_is_refused(cli: Any, faults: Any) -> None:
     cli.write("show.py", SHOW)
-    for words in (["-e", "RAW"], ["-e", "RAW=\udcff"]):
-        assert "--env RAW: its value is not UTF-8" in cli.fails(2, "launch", *words, "show.py", RAW="\udcff")
+    err = cli.fails(2, "launch", "-e", "RAW=\udcff", "show.py")
+    assert "--env RAW: its value is not UTF-8" in err
     assert faults.calls == []

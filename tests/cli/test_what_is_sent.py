@@ -35,7 +35,7 @@ def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
 
 def test_home_is_no_project(cli: Any, faults: Any) -> None:
     cli.write("train.py", "")
-    for words in ("launch train.py", "launch --dry-run train.py", "run train.py", "sync"):
+    for words in ("launch train.py", "sync"):
         error = refused(cli, faults, *words.split(), HOME=str(cli.cwd))
         assert "is your home folder, so it is not a project" in error
         assert "mkdir" in error
@@ -180,15 +180,12 @@ def write(root: Path, *names: str) -> None:
         ("outside/train.py", "outside is a link to /"),
         # A link to the project itself, which is elsewhere on the nodes.
         ("inner/abs.py", "inner/abs.py is a link to /"),
-        ("-m outside.train", "outside is a link to /"),
         ("runs/train.py", "job.outputs is empty, and runs/ is for results"),
         ("results/train.py", "results/ is where `pull` puts results"),
         ("venv/train.py", "venv/ is never sent"),
         ("cut/train.py", "sync.exclude names it"),
         ("data/train.py", "it is ignored by git"),
-        ("-m data.train", "it is ignored by git"),
         (".aws/train.py", "it may hold secrets"),
-        ("link/train.py", ""),
         ("-m link.train", ""),
         ("chain.py", ""),
         ("direct.py", "direct.py is a link to ../elsewhere/train.py, outside the project"),
@@ -268,7 +265,6 @@ def test_links_in_data_are_named_where_the_nodes_lack_their_targets(tmp_path: Pa
     ("text", "args", "named"),
     [
         ('open("data/train.bin")', (), "data/"),
-        ('root = Path("./data")', (), "data/"),
         ("pass", ("--data=data/a",), "data/"),
         ("pass", ("--data", "sets/one"), "sets/"),
         ('"the data/set"; "database"', ("--sets",), ""),
@@ -309,23 +305,15 @@ def test_include_sends_ignored_files_but_no_secrets_except_by_their_path(
     ("name", "expected"),
     [
         ("data/x", '[[data]] and source = "data"'),
-        ("./b.pkl", 'include = ["b.pkl"]'),
         ("venv/x", "venv/ is never sent"),
         (".env", "may hold secrets"),
         ("a.py", ""),
-        ("nowhere", ""),
         ("../outside", ""),
         ("a\0b", ""),
         ("/home/ubuntu/project/data/x", '[[data]] and source = "data"'),
-        ("/home/ubuntu/data/x", ""),
-        ("data", '[[data]] and source = "data"'),
         ("to-data/x", "data/x is on this computer"),
         ("away/x", "away/x leads through a link to /"),
-        ("away", "away leads through a link to /"),
         ("empty", "empty has no files here"),
-        ("sub", ""),
-        ("to-a", ""),
-        ("s3/x", ""),
     ],
 )
 def test_file_that_a_rank_did_not_find_is_explained(tmp_path: Path, name: str, expected: str) -> None:
@@ -338,12 +326,6 @@ def test_file_that_a_rank_did_not_find_is_explained(tmp_path: Path, name: str, e
     found = unsent.reason(here, Config(data=(DataSpec(source="s3://bucket/s3", path="s3"),)), name)
     assert expected in found
     assert bool(found) == bool(expected)
-
-
-def test_ignored_files_are_named_outside_a_repository(tmp_path: Path) -> None:
-    write(tmp_path, "a.py", "data/x", "b/meta.pkl", "runs/x", ".cache/x")
-    (tmp_path / ".gitignore").write_text("data/\n*.pkl\nruns/\n.cache/\n")
-    assert "name them: b/meta.pkl, data/ (" in warnings(tmp_path)
 
 
 def test_interrupted_replacement_of_another_project_is_asked_about_again(tmp_path: Path) -> None:
@@ -369,19 +351,6 @@ def test_interrupted_replacement_of_another_project_is_asked_about_again(tmp_pat
     assert origin.read_text() == "a1"
 
 
-def test_submodule_without_files_is_named(tmp_path: Path) -> None:
-    write(tmp_path, "inner/a.py", "outer/b.py")
-    for name in ("inner", "outer"):
-        git(tmp_path / name, "init", "-q")
-        git(tmp_path / name, "add", ".")
-        git(tmp_path / name, "commit", "-qm", "one")
-    git(tmp_path / "outer", "-c", "protocol.file.allow=always", "submodule", "add", "-q", "../inner", "lib")
-    git(tmp_path / "outer", "commit", "-qm", "two")
-    git(tmp_path, "clone", "-q", "outer", "clone")
-    assert set(project_files.of_config(tmp_path / "clone", Config()).manifest) == {".gitmodules", "b.py"}
-    assert "not sent: lib: submodules without files" in warnings(tmp_path / "clone")
-
-
 def test_excluding_a_negated_pattern_names_include(cli: Any, faults: Any) -> None:
     cli.write("train.py", "")
     cli.write("cloudddp.toml", '[sync]\nexclude = ["!data/"]\n')
@@ -403,23 +372,14 @@ def test_bytes_that_are_not_utf_8_are_carried(cli: Any, tmp_path: Path) -> None:
         "import os, sys; print(list(map(os.fsencode, sys.argv)), os.listdir(b'.'))"
         "; os.mkdir('runs'); open(b'runs/out\\xff', 'w')",
     )
-    cli.ok("launch", "--dry-run", f"{RAW}.py", RAW)
     assert r"[b'bad\xff.py', b'bad\xff'] [b'bad\xff.py']" in cli.ok("launch", f"{RAW}.py", RAW)
-    for words in (["jobs"], ["jobs", "--json"], ["status"], ["sync"], ["pull"]):
+    for words in (["jobs"], ["pull"]):
         cli.ok(*words)
-    again = cli("resume")
-    assert "has succeeded" in again.stderr, again
 
 
 def test_other_words_that_are_not_utf_8_are_no_bugs(cli: Any) -> None:
     cli.write("a.py", "")
-    for words in (
-        ("launch", "--nproc-per-node", RAW, "a.py"),
-        ("launch", RAW),
-        ("--config", RAW, "launch", "a.py"),
-        ("pull", "--to", f"{RAW}/x"),
-        ("init", RAW),
-    ):
+    for words in (("--config", RAW, "launch", "a.py"), ("pull", "--to", f"{RAW}/x"), ("init", RAW)):
         done = cli(*words)
         assert "bug" not in done.stderr, done
         assert "Traceback" not in done.stderr, done

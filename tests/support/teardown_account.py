@@ -1,19 +1,25 @@
-"""An account with the resources of one cluster, for tests of the removal."""
+"""An account with the resources of one cluster, for tests of `up` and `down` in this process."""
 
 from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from typing import Any
 
+import pytest
+from support.account import post_conditions
 from support.faults import FaultyEndpoint
 from support.simlab import IMAGE_PARAMETER, client_of
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
-from cloudddp.cluster import teardown
+from cloudddp.cli.actions.rehearsal import Nodes
+from cloudddp.cluster import teardown, up
 from cloudddp.cluster.teardown import DownReport
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import CloudDDPError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.simulator import control
 
@@ -27,7 +33,7 @@ class Account:
     def __init__(self, sim: control.Simulator, faults: FaultyEndpoint, aws: AWS) -> None:
         self.ec2 = client_of(sim, "ec2")
         self.image = client_of(sim, "ssm").get_parameter(Name=IMAGE_PARAMETER)["Parameter"]["Value"]
-        self.faults, self.aws = faults, aws
+        self.faults, self.aws, self.sim = faults, aws, sim
         number = next(_NUMBERS)
         self.name, self.cluster_id = f"teardown-{number}", f"c-{number:010x}"
         self.progress: list[str] = []
@@ -42,14 +48,41 @@ class Account:
         pairs = [{"Key": key, "Value": value} for key, value in (own if tags is None else tags).items()]
         return [{"ResourceType": kind, "Tags": pairs}] if pairs else []
 
+    def conditions(self, **body: Any) -> None:
+        status, answer = post_conditions(self.sim.endpoint, body)
+        assert status == 200, answer
+
+    def spec(self, **settings: Any) -> ClusterSpec:
+        return ClusterSpec(**{"name": self.name, **settings})
+
+    def up(self, clouds: Sequence[AWS] = (), *, options: Any = None, **settings: Any) -> list[str]:
+        """Create the cluster, whose nodes answer at once; return the ids of its instances."""
+        result = up.up(
+            clouds or [self.aws],
+            self.spec(**settings),
+            **{
+                "progress": self.progress.append,
+                "dial": lambda found, *_: Nodes(found, gpus=found.gpus or 0, cpus=48),
+                "check_route": lambda _: None,
+                "ssh_sources": lambda *_: ("127.0.0.1/32",),
+                **(options or {}),
+            },
+        )
+        return [node.id for node in result.cluster.nodes.values()]
+
+    def failed_up(self, *given: Any, **settings: Any) -> CloudDDPError:
+        """Return the error of an `up`. Its text has the message and the hint on one line."""
+        with pytest.raises(CloudDDPError) as caught:
+            self.up(*given, **settings)
+        return caught.value
+
     def launch(self, count: int = 1, *, tags: dict[str, str] | None = None, **more: Any) -> list[str]:
         answer = self.ec2.run_instances(
             ImageId=self.image,
-            InstanceType="g5.xlarge",
+            **{"InstanceType": "g5.xlarge", **more},
             MinCount=count,
             MaxCount=count,
             TagSpecifications=self.tags("instance", tags),
-            **more,
         )
         return [instance["InstanceId"] for instance in answer["Instances"]]
 

@@ -39,8 +39,7 @@ SLOW = {
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
-    "cli/test_preflight_verb.py::"
-    "test_slow_node_is_named": "15 s: torch on three nodes; tests/unit/test_bandwidth.py has the rule",
+    "cli/test_preflight_verb.py::test_bandwidth_is_measured": "torch; tests/unit/test_bandwidth.py",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
     "cli/test_results_kept.py": "jobs; tests/node/test_new_files.py has which results are listed",
     "cli/test_report_in_a_browser.py": "Chromium; tests/unit/test_report_page.py has the page",
@@ -49,7 +48,9 @@ SLOW = {
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_overdue.py has the rule",
-    "cli/test_top.py::test_node_that_does_not_answer_is_shown_and_read_again": "14 s: a node that stops",
+    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
+    "cli/test_sync_and_pull.py::"
+    "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
@@ -66,34 +67,10 @@ SLOW = {
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
     "cli/test_organization.py::"
     "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
-    "cli/test_placing.py::test_address_of_the_computer_is_looked_up_again_while_waiting": "waits",
-    "cli/test_placing.py::test_price_that_has_risen_while_waiting_ends_the_wait": "waits",
-    "cli/test_regions_searched.py::"
-    "test_explicit_region_without_the_cluster_names_the_right_one": "test_down.py has it for `down`",
-    "cli/test_regions_searched.py::"
-    "test_up_and_down_name_the_other_clusters_with_their_price": "those of searched regions remain",
-    "cli/test_reservations.py::"
-    "test_reservation_in_a_placement_group_uses_that_group": "2 s; a reservation without one remains",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
-    "cli/test_reservations.py::test_wait_for_the_clean_up_that_ends_early_leaves_nothing": "waits",
-    "cli/test_sim_verbs.py::"
-    "test_running_simulator_with_other_options_is_refused": "2 s; another --policy remains",
-    "cli/test_sim_verbs.py::test_policy_that_allows_nothing_is_named_at_the_start": "a simulator of its own",
-    "cli/test_ssh_routes.py::test_dry_run_needs_no_jump_host": "2 s; test_dry_run.py has plans without AWS",
-    "cli/test_sync_and_pull.py::test_first_launch_on_new_nodes_names_results_that_are_here": "2 s, a message",
-    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
-    "cli/test_sync_and_pull.py::"
-    "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     # 3 to 25 s each.
     "cli/test_malformed_answers.py::"
     "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
-    "cli/test_python_api.py::"
-    "test_first_job_that_cannot_be_finished_does_not_keep_the_others": "results that cannot be pulled remain",
-    "cli/test_region.py::test_region_that_the_simulator_does_not_use_is_reported": "a message",
-    "cli/test_regions_searched.py::"
-    "test_broken_configuration_does_not_block_down": "test_down_does_not_guess_a_name remains",
-    "cli/test_sync_and_pull.py::"
-    "test_folder_larger_than_the_memory_is_sent_and_pulled": "test_sync_node.py sends in frames",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
     "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
@@ -142,8 +119,7 @@ FIRST_PARAMETERS = {
     for folder, names in {
         "cli": "credentials doctor efa fuzz_command_line home host_keys images interrupts launch "
         "log_selection malformed_answers mfa networks organization own_flags ownership placing "
-        "prices region regions_searched reservations run scarcity setup_commands sim_verbs tags "
-        "teardown unwritable up variables what_is_sent",
+        "regions_searched reservations run setup_commands tags teardown up variables what_is_sent",
         "lab": "sim_control",
         "node": "kill probe project_lock pull_continues setup spread",
     }.items()
