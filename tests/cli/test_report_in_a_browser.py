@@ -63,9 +63,6 @@ def test_page_in_light_and_dark(tmp_path: Path) -> None:
     image = pytest.importorskip("matplotlib.image")
     written = page.write(page.Evidence(example.JOB, example.fill(tmp_path), None, ()))
     assert written.stat().st_size < 3_000_000
-    dom = chromium(tmp_path, written, "--dump-dom")
-    assert dom.count("<figure>") == 9
-    assert "rank 13, straggler" in dom
     corners, colours = [], []
     for option in ("--blink-settings=preferredColorScheme=1", "--blink-settings=preferredColorScheme=0"):
         shot = tmp_path / "shot.png"

@@ -261,17 +261,6 @@ def test_newest_snapshot_of_any_node_is_elected(trained: Callable[..., Path], tm
         assert differing_paths(load(node / "best.pt"), load(new / "best.pt")) == []
 
 
-def test_new_node_gets_the_best_snapshot(trained: Callable[..., Path], tmp_path: Path) -> None:
-    """Also where no better one follows: results are pulled from the node with rank 0."""
-    old, new = copied(trained(2, "--epochs", 2), tmp_path / "old"), tmp_path / "new"
-    run_ranks([new, old], "--epochs", 2)
-    assert differing_paths(load(new / "best.pt"), load(old / "best.pt")) == []
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
 def flip_a_bit(path: Path) -> None:
     """In the middle, which is the content of a tensor: torch alone reads it as another number."""
     content = bytearray(path.read_bytes())
@@ -279,13 +268,10 @@ def flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit])
-def test_damaged_newest_snapshot_is_skipped(
-    trained: Callable[..., Path], tmp_path: Path, damage: Callable[[Path], None]
-) -> None:
+def test_damaged_newest_snapshot_is_skipped(trained: Callable[..., Path], tmp_path: Path) -> None:
     """The run continues from the best one, which is older or the same."""
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
-    damage(out / "latest.pt")
+    flip_a_bit(out / "latest.pt")
     (run,) = run_ranks([out], "--epochs", 3)
     assert f"rank 0: skipping the damaged {out}/latest.pt: " in run.stdout
     first = load(trained(1, "--epochs", 2) / "best.pt")["step"] // 23 + 1
@@ -293,33 +279,18 @@ def test_damaged_newest_snapshot_is_skipped(
     assert differing_paths(load(out / "latest.pt"), load(trained(1, "--epochs", 3) / "latest.pt")) == []
 
 
-def keep_only_the_weights(path: Path) -> None:
-    torch.save(load(path)["model"], path)
-
-
-@pytest.mark.parametrize(("damage", "epochs"), [(truncate, 3), (keep_only_the_weights, 2)])
 def test_damaged_best_snapshot_is_replaced_by_the_latest(
-    trained: Callable[..., Path], tmp_path: Path, damage: Callable[[Path], None], epochs: int
+    trained: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """Also where the run is finished, or no later evaluation is better: here all are the same."""
+    """Also where no later evaluation is better: here all are the same. Weights alone are no snapshot."""
     out = copied(trained(1, "--epochs", 2), tmp_path / "out")
-    damage(out / "best.pt")
-    (run,) = run_ranks([out], "--epochs", epochs, *([] if epochs == 2 else ["--lr", 1e-30]))
+    torch.save(load(out / "best.pt")["model"], out / "best.pt")
+    (run,) = run_ranks([out], "--epochs", 3, "--lr", 1e-30)
     assert f"rank 0: skipping the damaged {out}/best.pt: " in run.stdout
     best = load(out / "best.pt")
     assert best["step"] == 46
     assert 0 < best["best"] == status(out)["best_accuracy"]
     assert differing_paths(best["model"], load(trained(1, "--epochs", 2) / "latest.pt")["model"]) == []
-
-
-def test_lost_best_snapshot_is_replaced_at_the_next_evaluation(preempted: Path, tmp_path: Path) -> None:
-    """A run that continues within an epoch has no evaluation of its snapshot."""
-    out = copied(preempted, tmp_path / "out")
-    (out / "best.pt").unlink(missing_ok=True)
-    snapshot = load(out / "latest.pt")
-    torch.save({**snapshot, "best": 1.0}, out / "latest.pt")
-    run_ranks([out] * 2, "--epochs", epochs_beyond(snapshot))
-    assert 0 < load(out / "best.pt")["best"] < 1
 
 
 def test_best_snapshot_is_that_of_the_best_evaluation(example: ModuleType, tmp_path: Path) -> None:
@@ -363,7 +334,6 @@ def test_a_finished_run_is_reported_again_without_training(
             "of 135, trained with {'batch_size': 64}; use that, or another --out",
         ),
         (["--epochs", 1], "of 23, trained with more epochs; use that, or another --out"),
-        (["--epochs", 2, "--lr", 5], "of 46, trained with {'lr': 0.006}; use that, or another --out"),
     ],
 )
 def test_snapshot_of_another_run_is_refused(
@@ -386,10 +356,7 @@ def test_loss_that_is_not_finite_ends_all_ranks(tmp_path: Path) -> None:
         assert "Traceback" not in run.stderr
 
 
-@pytest.mark.parametrize(
-    ("flag", "value"),
-    [("--batch-size", 0), ("--epoch", 3), ("--lr", "nan"), ("--seed", 2**64), ("--out", "/dev/null/runs")],
-)
+@pytest.mark.parametrize(("flag", "value"), [("--epoch", 3), ("--lr", "nan"), ("--out", "/dev/null/runs")])
 def test_wrong_flags_are_usage_errors(flag: str, value: object) -> None:
     (run,) = launch.wait(start(SCRIPT, flag, value, "--epochs", 1))
     assert (run.code, flag in run.stderr) == (2, True)

@@ -34,7 +34,7 @@ SLOW = {
     "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
     "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
     "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
-    "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "40 s",
+    "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "15 s of torch",
     "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
     "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
@@ -73,7 +73,6 @@ SLOW = {
     "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
     "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
-    "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
     "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
@@ -98,7 +97,6 @@ SLOW = {
     "node/test_sync_node.py::test_folder_of_the_most_files": "8 s; no project comes near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
-    "train/test_train_bench.py": "a benchmark",
     "train/test_train_loader.py": "worker processes",
     "train/test_train_loggers.py": "runs with a stand-in for wandb",
     "train/test_train_options.py": "runs of the trainer, one for each option",

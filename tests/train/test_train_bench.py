@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +14,6 @@ pytest.importorskip("torch")
 from support.training import launch
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_bench")]
-# Three turns: the medians stand when the heap grows in one of them, as was seen once.
-SMALL = ["mnist", "--steps", 6, "--batch-size", 64, "--turns", 3]
 # With the signature of `train` in mnist/main.py of github.com/pytorch/examples.
 PEER = """
 import torch.nn.functional as F
@@ -36,33 +33,6 @@ def peers(tmp_path: Path) -> Path:
     (tmp_path / "examples" / "mnist").mkdir(parents=True)
     (tmp_path / "examples" / "mnist" / "main.py").write_text(PEER)
     return tmp_path / "examples"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only glibc has the setting")
-def test_sides_are_timed_in_turns_and_reported(tmp_path: Path, peers: Path) -> None:
-    report = tmp_path / "report.json"
-    # From another folder, in which the workers find the same modules.
-    words = ("-m", "bench.train.bench", *SMALL, "--peers", peers, "--json", report)
-    run = launch.run(*words, cwd=tmp_path, PYTHONPATH=launch.ROOT)
-    assert run.code == 0, run.stderr
-    note, machine, header, row = run.stdout.splitlines()
-    assert "Ours makes glibc keep freed memory" in note
-    assert "threads 1" in machine
-    assert header.split()[:6] == ["case", "ours", "theirs", "ratio", "kept", "ratio"]
-    assert row.startswith("mnist 28 b64 ")
-    written = json.loads(report.read_text())
-    assert written["note"] == note
-    (case,) = written["cases"]
-    turns = case["turns"]
-    assert {side: len(rates) for side, rates in turns.items()} == {"theirs": 3, "theirs_kept": 3, "ours": 3}
-    assert all(rate > 0 for rates in turns.values() for rate in rates)
-    for side, name in (("theirs", "ratio"), ("theirs_kept", "ratio_kept")):
-        ratios = [a / b for a, b in zip(turns["ours"], turns[side], strict=True)]
-        assert case[name] == pytest.approx(statistics.median(ratios))
-    # The setting takes effect where it should: without it every step fetches its memory from the system
-    # again.
-    faults = {side: case[side]["page_faults"] for side in turns}
-    assert 2 * max(faults["theirs_kept"], faults["ours"]) < faults["theirs"]
 
 
 def test_every_gpu_case_has_the_fast_settings_on_both_sides(tmp_path: Path, peers: Path) -> None:
@@ -179,18 +149,3 @@ def test_gpu_script_survives_parts_that_fail_or_hang(tmp_path: Path) -> None:
     assert not (out / "resnet50.json").exists()
     assert "an error" in (out / "log").read_text()
     assert json.loads((out / "machine.json").read_text())["Python"]
-
-
-@bash_only
-def test_gpu_script_measures_the_price_of_the_process_group_without_tyro(tmp_path: Path) -> None:
-    python, out = tmp_path / "python", tmp_path / "out"
-    python.write_text(PYTHON)
-    python.chmod(0o755)
-    small = ("--device", "cpu", "--short", "--parts", "small", "--limit", 190)
-    run = gpu_script(out, *small, PYTHON=str(python), REAL_PYTHON=sys.executable)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "tyro is not installed: using a stand-in" in run.stdout
-    small = json.loads((out / "small.json").read_text())
-    assert {mode: len(runs) for mode, runs in small["runs"].items()} == {"alone": 1, "torchrun": 1}
-    rates = {mode: runs[0]["epochs"][1]["samples_per_second"] for mode, runs in small["runs"].items()}
-    assert small["ratio"] == pytest.approx(rates["torchrun"] / rates["alone"])

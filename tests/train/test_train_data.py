@@ -232,22 +232,6 @@ def test_in_memory_datasets_move_to_the_device_and_others_stay() -> None:
     assert move_to_device(other, meta).train is other.train
 
 
-def test_benchmark_pictures_have_the_size_of_photographs(tmp_path: Path) -> None:
-    pytest.importorskip("torchvision")
-    from bench.train.data import write_image_folder
-
-    write_image_folder(tmp_path, 20)
-    files = sorted(tmp_path.glob("train/*/*.jpg"))
-    assert len(files) == 20
-    assert all(100_000 < file.stat().st_size < 120_000 for file in files)
-    assert len({file.read_bytes() for file in files}) == 8
-
-    loaded = load(make(dataset="folder", data=str(tmp_path), image_size=64, augment=True), download=False)
-    image, label = loaded.train[19]
-    assert (len(loaded.train), len(loaded.test)) == (20, 10)
-    assert (image.dtype, image.shape, label) == (torch.uint8, (3, 64, 64), 9)
-
-
 def test_map_style_dataset_is_read_in_the_order_of_the_shares() -> None:
     wanted = list(GlobalBatchSampler(samples=9, batch_size=4, seed=0, rank=2, world_size=3).batches(0))
     assert wanted[-1].count == 0  # idle, but it gets a sample

@@ -43,12 +43,7 @@ Hook = Callable[[nn.Module, Tensor, Tensor], None]  # the model, its inputs and 
 
 
 def make_trainer(
-    out: Path,
-    *,
-    rank: int = 0,
-    world_size: int = 1,
-    hook: Hook | None = None,
-    **flags: Any,
+    out: Path, *, rank: int = 0, world_size: int = 1, hook: Hook | None = None, **flags: Any
 ) -> Trainer:
     """Return a trainer on 12 images of 3x16x16. A `rank` of several takes its own shares, without a process
     group. `hook` is called after each forward pass."""
@@ -99,11 +94,7 @@ def test_random_layers_draw_by_seed_step_and_rank(tmp_path: Path) -> None:
     drawn = []
     for seed, rank in ((0, 0), (0, 1), (1, 0)):
         trainer = make_trainer(
-            tmp_path,
-            rank=rank,
-            world_size=2,
-            seed=seed,
-            hook=lambda *_: drawn.append(torch.rand(1).item()),
+            tmp_path, rank=rank, world_size=2, seed=seed, hook=lambda *_: drawn.append(torch.rand(1).item())
         )
         trainer.train_epoch()
     assert len(drawn) == len(set(drawn)) == 3 * SAMPLES // BATCH
@@ -154,9 +145,7 @@ def test_accumulate_splits_the_share_of_a_rank(tmp_path: Path) -> None:
     assert sizes == [BATCH // 2] * 2 * (SAMPLES // BATCH)
 
 
-def test_validation_builds_no_graph_and_first_of_equal_epochs_is_the_best(
-    tmp_path: Path,
-) -> None:
+def test_validation_builds_no_graph_and_first_of_equal_epochs_is_the_best(tmp_path: Path) -> None:
     graphs = []
     trainer = make_trainer(
         tmp_path,

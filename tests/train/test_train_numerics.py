@@ -46,6 +46,7 @@ def test_run_resumed_in_mid_epoch_is_bitwise_equal(ranks: list[dict[str, Any]]) 
     for report in (rank["interrupt_and_resume"] for rank in ranks):
         assert report["resumed_at"] == 8
         assert report["whole"]["step"] == 15
+        assert report["whole"]["scaler"]["_growth_tracker"] > 0
         assert differing_paths(report["whole"], report["parts"]) == []
 
 

@@ -66,8 +66,8 @@ def test_stream_is_resumed_at_its_step(tmp_path: Path) -> None:
 
 
 def test_first_weights_are_those_of_rank_0(tmp_path: Path) -> None:
-    """Here each rank builds a model with other weights. DDP copies those of rank 0 itself."""
-    expected = trained(2, tmp_path / "ddp", UNUSED)
+    """Here each other rank builds a model with other weights. DDP copies those of rank 0 itself."""
+    expected = trained(1, tmp_path / "alone")
     for mode in (("fsdp",), ("hsdp", "--group-size", 1)):
         words = (SCRIPT, "--out", tmp_path / mode[0], "--no-tensorboard", "--parallel", *mode)
         launch.run_ranks(2, *words, SHIFT_BY_RANK=1)
@@ -120,10 +120,8 @@ def start_with(load=load, build=build, **defaults):
     ],
 )
 def test_mistakes_of_a_script_are_explained(tmp_path: Path, mistake: str, message: str) -> None:
-    script = tmp_path / "mistaken.py"
-    checks = str(SCRIPT.parent)
-    script.write_text(MISTAKES.format(root=str(launch.ROOT), checks=checks, mistake=mistake))
-    run = launch.start_cold(script, "--no-tensorboard", cwd=tmp_path)
+    code = MISTAKES.format(root=str(launch.ROOT), checks=str(SCRIPT.parent), mistake=mistake)
+    run = launch.start("-c", code, "--no-tensorboard", cwd=tmp_path)
     assert run.wait() == 2, run.stderr
     (line,) = run.stderr.splitlines()
     assert message in line

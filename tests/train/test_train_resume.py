@@ -2,116 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-import torch
 from support.training import launch
 from support.training.output import (
-    CLOCK_FIELDS,
     differing_paths,
     read_metrics,
-    read_snapshot,
     read_status,
     read_weights,
     stop_during_snapshot,
     wait_for_step,
 )
-from support.training.small_trainer import BATCH, SAMPLES
 
 from train.checkpoint.full import NAME, load_local
-from train.data.sampler import GlobalBatchSampler
 
 pytestmark = pytest.mark.torch
-EPOCHS = 3  # of resume_checks.py
-# With BatchNorm and dropout in the model.
-SETTINGS = {"optimizer": "adamw", "lr": 0.01, "scheduler": "cosine", "warmup_epochs": 0.6}
-SETTINGS |= {"augment": True, "accumulate": 2, "amp": "fp16", "clip": 1.0}
-LAST = EPOCHS * -(-SAMPLES // BATCH)
-
-
-def train(world: int, folder: Path, *, name: str, **task: Any) -> list[dict[str, dict[str, Any]]]:
-    """Run resume_checks.py. Returns what each rank saw."""
-    report = folder / f"{name}.pt"
-    task_json = json.dumps({"report": str(report), **task})
-    launch.run_ranks(world, launch.CHECKS / "resume_checks.py", task_json)
-    return [torch.load(f"{report}.{rank}") for rank in range(world)]
-
-
-def comparable_lines(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without what depends on the clock, and with floats rounded to 12
-    digits."""
-    return [
-        {
-            name: float(f"{value:.12g}") if isinstance(value, float) else value
-            for name, value in line.items()
-            if name not in CLOCK_FIELDS
-        }
-        for line in read_metrics(folder)
-    ]
-
-
-def test_run_stopped_twice_in_mid_epoch_is_bitwise_equal(tmp_path: Path) -> None:
-    runs = {"run": SETTINGS}
-    train(2, tmp_path, name="whole", out=f"{tmp_path}/whole", runs=runs)
-    parts = [
-        train(2, tmp_path, name=f"part{stop}", out=f"{tmp_path}/parts", runs=runs, stop=stop)
-        for stop in (1, 6, -1)
-    ]
-    for rank in zip(*parts, strict=True):
-        steps = [(part["run"]["resumed_at"], part["run"]["step"]) for part in rank]
-        assert steps == [(0, 3), (3, 8), (8, LAST)]
-    folders = [tmp_path / name / "run" / "shared" for name in ("whole", "parts")]
-    compared = ("step", "model", "optimizer", "scaler", "hooks")
-    whole, resumed = ({key: read_snapshot(folder)[key] for key in compared} for folder in folders)
-    assert differing_paths(whole, resumed) == []
-    assert resumed["scaler"]["_growth_tracker"] > 0
-    assert comparable_lines(folders[0]) == comparable_lines(folders[1])
-
-
-def test_number_of_ranks_may_change_and_any_disk_may_hold_the_snapshot(tmp_path: Path) -> None:
-    """4 ranks, then 3, then 2, each with its own disk; after the first job the disk of rank 0 has no
-    snapshot."""
-    runs = {"run": {"model": "small", "optimizer": "sgd", "lr": 0.05, "scheduler": "cosine"}}
-    settings = {"runs": runs, "dropout": 0.0}
-    (whole,) = train(1, tmp_path, name="whole", out=f"{tmp_path}/whole", **settings)
-    jobs = [
-        train(
-            world,
-            tmp_path,
-            name=f"{world}",
-            out=f"{tmp_path}/parts",
-            disks=disks,
-            shift=shift,
-            stop=stop,
-            **settings,
-        )
-        for world, disks, shift, stop in ((4, 4, 0, 2), (3, 3, 2, 8), (2, 3, 1, -1))
-    ]
-    assert [[(rank["run"]["resumed_at"], rank["run"]["step"]) for rank in job] for job in jobs] == [
-        [(0, 4)] * 4,
-        [(4, 10)] * 3,
-        [(10, LAST)] * 2,
-    ]
-    sampler = GlobalBatchSampler(samples=SAMPLES, batch_size=BATCH, seed=0)
-    order = [sorted(share.indices) for epoch in range(EPOCHS) for share in sampler.batches(epoch)]
-    used: dict[int, list[int]] = {}
-    for rank in (rank for job in jobs for rank in job):
-        for step, samples in rank["run"]["used"].items():
-            used.setdefault(step, []).extend(samples)
-    assert [sorted(used[step]) for step in range(LAST)] == order
-    assert [sorted(whole["run"]["used"][step]) for step in range(LAST)] == order
-    losses = [rank["run"]["test_loss"] for rank in jobs[-1]]
-    assert losses == pytest.approx([whole["run"]["test_loss"]] * 2, abs=1e-6)
 
 
 DATA = ["--dataset", "synthetic", "--synthetic-size", 240, "--image-size", 16, "--batch-size", 8]
@@ -131,11 +44,11 @@ def test_run_killed_at_random_moments_is_bitwise_equal(tmp_path: Path) -> None:
     whole = launch.start_train(*flags, "--out", tmp_path / "whole")
     folder = tmp_path / "killed"
     saved_step = 0
-    for number in range(8):
+    for number in range(4):
         run = launch.start_train(*flags, "--save-every", 1, "--out", folder)
         if number == 2:  # early: it may take many snapshots until one is seen half written
             stop_during_snapshot(folder / NAME, run.pid)
-        elif number % 4 == 1:
+        elif number == 1:
             time.sleep(chance.uniform(0, 0.2))  # usually during the start
         else:
             wait_for_step(folder, saved_step + chance.randint(1, 9), run)

@@ -159,16 +159,6 @@ def test_training_is_bitwise_equal_to_torch_ddp(reports: list[dict[str, Any]]) -
     assert not torch.equal(ours, unsent)
 
 
-def test_script_trains_under_torchrun_and_rank_0_saves(tmp_path: Path) -> None:
-    weights = tmp_path / "model.pt"
-    done = launch.forked_torchrun(2, SCRIPT, weights, "--epochs", 2, PYTHONPATH=SHIM)
-    assert done.code == 0, done.stderr
-    first, second = done.stdout.splitlines()
-    assert first.startswith("epoch=0 loss=")
-    assert float(second.rpartition("accuracy=")[2]) > 0.5  # chance is one in eight
-    assert "module.3.weight" in torch.load(weights, weights_only=True)
-
-
 def test_spawned_loading_worker_does_not_join_as_a_second_rank(tmp_path: Path) -> None:
     """It imports the script again: with `spawn`, and from Python 3.14 on with Linux' default,
     `forkserver`."""

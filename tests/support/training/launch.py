@@ -124,9 +124,8 @@ def start(*argv: object, cwd: Path = ROOT, **env: object) -> Run:
         path = [str(env.get("PYTHONPATH", "")), str(ROOT), str(ROOT / "tests")]
         env = {**env, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     own = environment(**env)
-    ours = Path(words[0]).is_relative_to(ROOT) or (
-        words[0] == "-m" and (words[1].startswith(("train.", "bench.")) or words[1] == TORCHRUN[1])
-    )
+    ours = words[0] == "-c" or Path(words[0]).is_relative_to(ROOT)
+    ours |= words[0] == "-m" and (words[1].startswith(("train.", "bench.")) or words[1] == TORCHRUN[1])
     if ours and _zygote().can_fork(words, own):
         return Run(_zygote().start(words, cwd, own, session=True))
     return start_cold(*argv, cwd=cwd, **env)

@@ -48,10 +48,6 @@ def read_weights(folder: Path) -> dict[str, Any]:
     return read_snapshot(folder)["model"]
 
 
-def validated_epochs(folder: Path) -> list[int]:
-    return [line["epoch"] for line in read_metrics(folder, "epoch")]
-
-
 def wait_for_step(folder: Path, step: int, *runs: launch.Run) -> None:
     """Wait until the run in `folder` has logged this step, or one of `runs` has ended."""
     launch.until(

@@ -5,7 +5,6 @@ SHARED holds the snapshots that a job of two ranks leaves for the others.
 
 from __future__ import annotations
 
-import functools
 import resource
 import sys
 from collections.abc import Callable, Iterator
@@ -57,8 +56,6 @@ def trainer(comm: Communicator, kind: str, dtype: torch.dtype, out: Path, **sett
     model = "small" if kind == "small" else "mnist"
     data = datasets(12 if model == "mnist" else 8, dtype=dtype)
     module = models.build(model, shape=data.shape, classes=CLASSES, seed=0)
-    if kind == "nested":
-        module = nn.Sequential(module)
     if kind == "mnist":  # stands for all models that draw random numbers
         module.add_module("dropout", nn.Dropout(0.3))
     return small_trainer(comm, out, model=model, data=data, module=module, dtype=dtype, **settings)
@@ -84,7 +81,7 @@ def train_epoch(
 
 def train_in_both_modes(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
     """The same training with fsdp, with ddp, and by each rank alone."""
-    double, single = torch.float64, torch.float32
+    double = torch.float64
 
     def train(comm: Communicator, mode: str, folder: Path = folder) -> dict[str, Any]:
         results = {
@@ -93,8 +90,6 @@ def train_in_both_modes(comm: Communicator, folder: Path, _shared: Path) -> dict
         }
         results["batchnorm"] = train_epoch(comm, folder, "mnist", double, mode, accumulate=2)
         results["list of layers"] = train_epoch(comm, folder, "listed", double, mode)
-        results["channels_last"] = train_epoch(comm, folder, "small", single, mode, channels_last=True)
-        results["bf16, nested"] = train_epoch(comm, folder, "nested", single, mode, amp="bf16", lr=0.01)
         return results
 
     alone = train(single_process(), "ddp", folder / f"single{comm.rank}")
@@ -124,25 +119,6 @@ def compute_in_bf16(comm: Communicator, folder: Path, _shared: Path) -> dict[str
     subject.train_step(*next(subject.train_reader.batches()))
     gradient = subject.strategy.module.get_parameter("fc1.weight").grad.to_local()
     return {"used": used, "float32 gradients": bool((gradient.bfloat16().float() != gradient).any())}
-
-
-def compile_layers(comm: Communicator, folder: Path, _shared: Path) -> int:
-    """The number of graphs that torch.compile gets. They run uncompiled, since compiling takes half a
-    minute."""
-    graphs = []
-
-    def count(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    original = torch.compile
-    torch.compile = functools.partial(original, backend=count)
-    try:
-        subject = trainer(comm, "listed", torch.float32, folder / "compiled", parallel="fsdp", compile=True)
-        subject.strategy.model(torch.zeros(2, 1, 8, 8))
-    finally:
-        torch.compile = original
-    return len(graphs)
 
 
 def interrupt_and_resume(comm: Communicator, folder: Path, _shared: Path) -> dict[str, Any]:
@@ -258,7 +234,7 @@ def message_of(work: Callable[[], object]) -> str:
 
 
 CHECKS = {
-    2: (train_in_both_modes, compute_in_bf16, compile_layers, resume_elsewhere),
+    2: (train_in_both_modes, compute_in_bf16, resume_elsewhere),
     3: (count_elements, interrupt_and_resume, resume_elsewhere, fail_together),
 }
 

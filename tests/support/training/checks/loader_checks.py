@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from train.data.datasets import InMemoryDataset
 from train.data.loader import Loader
 from train.data.sampler import GlobalBatchSampler, RankBatch
 from train.errors import TrainError
@@ -116,13 +115,6 @@ def read_many_epochs(loader: Loader) -> dict[str, Any]:
     }
 
 
-def close_in_the_middle() -> dict[str, Any]:
-    loader = Loader(ReaderPids(), workers=2)
-    (_inputs, pids), _ = next(loader(batches(0)))
-    loader.close()
-    return {"exited": have_exited(set(pids.tolist()))}
-
-
 def read_bad_sample() -> dict[str, Any]:
     loader = Loader(ReaderPids(bad=7), workers=2)
     message = ""
@@ -157,17 +149,6 @@ def close_during_hanging_read() -> dict[str, Any]:
     return {"exited": have_exited(set(pids.tolist()))}
 
 
-def share_memory() -> dict[str, Any]:
-    """Workers read the tensors of this process and not copies: a later change here is visible to them."""
-    dataset = InMemoryDataset(torch.zeros(SAMPLES, 2), torch.arange(SAMPLES))
-    loader = Loader(dataset, workers=1)
-    before = sum(inputs.sum().item() for (inputs, _labels), _ in loader(batches(0)))
-    dataset.inputs.fill_(1.0)
-    after = sum(inputs.sum().item() for (inputs, _labels), _ in loader(batches(1)))
-    loader.close()
-    return {"sums": [before, after]}
-
-
 def refuse_unpicklable_dataset() -> dict[str, Any]:
     class Local(ReaderPids):
         pass
@@ -181,16 +162,11 @@ def refuse_unpicklable_dataset() -> dict[str, Any]:
 
 def main() -> None:
     loader, started = start_under_signals()
-    results: dict[str, Any] = {
-        "start_under_signals": started,
-        "read_many_epochs": read_many_epochs(loader),
-    }
+    results: dict[str, Any] = {"start_under_signals": started, "read_many_epochs": read_many_epochs(loader)}
     checks: tuple[Callable[[], dict[str, Any]], ...] = (
-        close_in_the_middle,
         read_bad_sample,
         lose_a_worker,
         close_during_hanging_read,
-        share_memory,
         refuse_unpicklable_dataset,
     )
     for check in checks:

@@ -42,11 +42,12 @@ def train_in_double_precision(comm: Communicator, folder: Path) -> dict[str, Any
 
 
 def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
-    """A model with BatchNorm and dropout: run through, and by two trainers, the second resuming in
-    mid-epoch."""
+    """A model with BatchNorm and dropout, in float16: run through, and by two trainers, the second resuming
+    in mid-epoch."""
 
     def trainer(name: str, **more: Any) -> Trainer:
         settings = {"optimizer": "adamw", "lr": 0.01, "scheduler": "cosine", "epochs": 3, "log_every": 2}
+        settings |= {"warmup_epochs": 0.6, "accumulate": 2, "amp": "fp16", "clip": 1.0}
         return small_trainer(comm, folder / name, model="mnist", dropout=0.3, **settings, **more)
 
     whole = trainer("whole")
@@ -60,7 +61,7 @@ def interrupt_and_resume(comm: Communicator, folder: Path) -> dict[str, Any]:
     resumed_at = second.step
     second.fit()
     states = [full.load_newest(one.config.folder, comm) for one in (whole, second)]
-    compared = ("step", "model", "optimizer")
+    compared = ("step", "model", "optimizer", "scaler")
     whole_state, parts_state = ({name: state[name] for name in compared} for state in states if state)
     return {"resumed_at": resumed_at, "whole": whole_state, "parts": parts_state}
 

@@ -90,16 +90,6 @@ def train_in_three_stages(comm: Communicator, folder: Path) -> dict[str, Any]:
     }
 
 
-def train_in_bf16(comm: Communicator, folder: Path) -> dict[str, float]:
-    settings = {"amp": "bf16", "dtype": torch.float32, **PLAIN}
-    runs = {
-        "sequential": train(SINGLE, folder / f"single{comm.rank}", **settings),
-        "pipeline": train(comm, folder, parallel="pipeline", split_size=3, **settings),
-        "gpipe": train(comm, folder, parallel="gpipe", **settings),
-    }
-    return {name: run["train"]["loss"] for name, run in runs.items()}
-
-
 def train_one_batch(comm: Communicator, _folder: Path) -> dict[str, Any]:
     """A model with BatchNorm on 10 samples in chunks of 3, 3, 2 and 2: gradients and buffers of each mode."""
     inputs, labels = images(10, 12, 3, torch.float64)[:]
@@ -180,10 +170,7 @@ def load_another_model(comm: Communicator, folder: Path) -> str:
 
 
 CHECKS = {
-    2: (
-        *(train_on_two_ranks, train_in_bf16, train_one_batch),
-        *(change_modes, refuse, load_another_model),
-    ),
+    2: (*(train_on_two_ranks, train_one_batch), *(change_modes, refuse, load_another_model)),
     3: (train_in_three_stages,),
 }
 
