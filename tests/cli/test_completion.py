@@ -57,10 +57,10 @@ def test_nothing_is_completed_from_a_damaged_state(cli: Any, tmp_path: Path) -> 
 def test_script_of_a_shell_is_valid(cli: Any, shell: str) -> None:
     text = cli.ok("completion", shell)
     assert "_CLOUDDDP_COMPLETE" in text
-    assert cli.ok("completion", SHELL=f"/usr/bin/{shell}") == text
     if program := shutil.which(shell):
         subprocess.run([program, "-n"], input=text, text=True, check=True)
 
 
-def test_unknown_shell_is_refused(cli: Any) -> None:
+def test_shell_is_that_of_the_user_and_an_unknown_one_is_refused(cli: Any) -> None:
+    assert "fish" in cli.ok("completion", SHELL="/usr/bin/fish")
     assert "no completion for the shell 'tcsh'" in cli.fails(2, "completion", SHELL="/usr/bin/tcsh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from support.identity import SECRET, Identity, Reply, User, identity_server, iso
 
 from cloudddp.aws.client import AWS
+from cloudddp.errors import CloudDDPError
 
 ROLE = "arn:aws:iam::123456789012:role/watcher"
 ROLE_OF_KEYS = (
@@ -38,6 +40,38 @@ def identity() -> Iterator[Identity]:
         yield found
 
 
+@pytest.fixture
+def refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., CloudDDPError]:
+    """Load credentials in this process, as every command does before its first call; return the error."""
+    for name in [name for name in os.environ if name.startswith(("AWS_", "CLOUDDDP_"))]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    folder = tmp_path / "user" / ".aws"
+    folder.mkdir(parents=True)
+
+    def load(config: str = "", *, credentials: str = "", **env: str) -> CloudDDPError:
+        (folder / "config").write_text(config.replace("{ROLE}", ROLE))
+        (folder / "credentials").write_text(credentials)
+        with monkeypatch.context() as here, pytest.raises(CloudDDPError) as caught:
+            for name, value in env.items():
+                here.setenv(name, value)
+            aws = AWS(region="us-east-1")
+            aws.client("ec2")
+            aws.credentials.get_frozen_credentials()
+        assert SECRET not in f"{caught.value.message} {caught.value.hint}"
+        return caught.value
+
+    return load
+
+
+def usage_error(found: CloudDDPError, message: str, hint: str) -> None:
+    assert (found.exit_code, message in found.message, hint in found.hint) == (2, True, True), (
+        found.message,
+        found.hint,
+    )
+
+
 # Keys
 
 
@@ -56,39 +90,46 @@ def test_end_of_the_environments_keys_is_shown(owner: User) -> None:
     ends = user.works("status", AWS_CREDENTIAL_EXPIRATION=iso(minutes=50), **env)
     assert "your AWS credentials end in 49 min" in ends
     assert "credentials end" not in user.works("status", AWS_CREDENTIAL_EXPIRATION=iso(days=3), **env)
-    for value, message, code in (
-        (iso(minutes=-1), "the AWS credentials in the environment have expired", 1),
-        ("soon", "the AWS credentials in the environment are not valid", 2),
-    ):
-        user.refused(message, "AWS_", "ls", code=code, AWS_CREDENTIAL_EXPIRATION=value, **env)
+    message = "the AWS credentials in the environment have expired"
+    user.refused(message, "AWS_", "ls", AWS_CREDENTIAL_EXPIRATION=iso(minutes=-1), **env)
 
 
-def test_end_that_no_clock_shows_is_no_traceback(user: User) -> None:
-    """Before the year 1, or after 9999, in UTC."""
-    env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
-    for command, value, codes in (
-        ("ls", "9999-12-31T23:59:59-14:00", {0}),
-        ("doctor", "0001-01-01T00:00:00+14:00", {1, 2}),
-    ):
-        done = user.run(command, AWS_CREDENTIAL_EXPIRATION=value, **env)
-        assert "a bug in cloudddp" not in done.err
-        assert done.code in codes, done
-
-
-def test_incomplete_keys_are_a_usage_error(user: User, faults: Any) -> None:
-    user.credentials("[work]\naws_access_key_id = AKIAWORK\n")
-    fix = "fix ~/.aws/config or ~/.aws/credentials"
-    user.refused("missing: aws_secret_access_key", fix, code=2, AWS_PROFILE="work")
-    user.refused("missing: AWS_SECRET_ACCESS_KEY", fix, code=2, AWS_ACCESS_KEY_ID="AKIAWORK")
-    assert faults.calls == []
+KEYS = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": "t"}
 
 
 @pytest.mark.parametrize(
-    ("name", "hint"), [("wrok", "did you mean 'work'?"), ("elsewhere", "your profiles: ")]
+    ("end", "message", "code"),
+    [
+        ("soon", "are not valid", 2),
+        ("0001-01-01T00:00:00+14:00", "have expired", 1),
+    ],  # before the year 1 in UTC
 )
-def test_unknown_profile_is_a_usage_error_with_similar_names(user: User, name: str, hint: str) -> None:
-    user.credentials(f"[work]\naws_access_key_id = AKIAWORK\naws_secret_access_key = {SECRET}\n")
-    user.refused(f"AWS profile {name!r} does not exist", hint, "ls", "--profile", name, code=2)
+def test_end_that_is_no_time_of_this_era_is_explained(
+    refusal: Any, end: str, message: str, code: int
+) -> None:
+    found = refusal(AWS_CREDENTIAL_EXPIRATION=end, **KEYS)
+    assert found.message == f"the AWS credentials in the environment {message}"
+    assert (found.exit_code, "AWS_" in found.hint) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("env", "message", "hint"),
+    [
+        (
+            {"AWS_PROFILE": "half"},
+            "missing: aws_secret_access_key",
+            "fix ~/.aws/config or ~/.aws/credentials",
+        ),
+        ({"AWS_ACCESS_KEY_ID": "A"}, "missing: AWS_SECRET_ACCESS_KEY", "fix ~/.aws/config or"),
+        ({"AWS_PROFILE": "wrok"}, "AWS profile 'wrok' does not exist", "did you mean 'work'?"),
+        ({"AWS_PROFILE": "elsewhere"}, "AWS profile 'elsewhere' does not exist", "your profiles: "),
+    ],
+)
+def test_incomplete_keys_and_unknown_profiles_are_usage_errors(
+    refusal: Any, env: dict[str, str], message: str, hint: str
+) -> None:
+    keys = f"[work]\naws_access_key_id = A\naws_secret_access_key = {SECRET}\n[half]\naws_access_key_id = A\n"
+    usage_error(refusal(credentials=keys, **env), message, hint)
 
 
 def test_refused_keys_are_reported(user: User, faults: Any) -> None:
@@ -98,14 +139,12 @@ def test_refused_keys_are_reported(user: User, faults: Any) -> None:
     user.refused("AWS refused ec2:DescribeInstances: AuthFailure", "run `aws configure`", **env)
 
 
-@pytest.mark.parametrize(("ahead", "message"), [(1200, "20 minutes behind"), (-1200, "20 minutes ahead of")])
-def test_wrong_clock_is_reported(
-    user: User, simulator: Any, conditions: Callable[..., Any], ahead: int, message: str
-) -> None:
-    """Directly at the simulator, whose responses have AWS's time."""
-    conditions(clock={"ahead": ahead})
+def test_wrong_clock_is_reported(user: User, simulator: Any, conditions: Callable[..., Any]) -> None:
+    """Directly at the simulator, whose responses have AWS's time. tests/unit/test_clocks.py has the other
+    direction."""
+    conditions(clock={"ahead": 1200})
     env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": simulator.endpoint}
-    text = f"the clock of this computer is {message} AWS's clock"
+    text = "the clock of this computer is 20 minutes behind AWS's clock"
     user.refused(text, "set the clock", **env)
     user.config(f"[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
     user.refused(text, "set the clock", CLOUDDDP_PROFILE="up", **env)
@@ -128,16 +167,25 @@ def test_role_that_may_not_be_assumed_is_named(user: User, conditions: Callable[
     user.refused(message, "the role's trust policy", AWS_PROFILE="up")
 
 
-def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
-    user.config("[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")
-    keys = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "CLOUDDDP_PROFILE": "up"}
-    for url in ("http://127.0.0.1:1x", "nowhere"):
-        user.refused("AWS configuration", "AWS_ENDPOINT_URL", code=2, AWS_ENDPOINT_URL_STS=url, **keys)
-    del keys["CLOUDDDP_PROFILE"]
-    for url in ("http://localhost:99999", "http://[::1", "http://a..b"):
-        user.refused("AWS_ENDPOINT_URL is not a URL", "http://HOST", code=2, AWS_ENDPOINT_URL=url, **keys)
-    user.config("[default]\nendpoint_url = http://localhost:abc\n")
-    user.refused("AWS configuration: ", "~/.aws/config", "doctor", code=2, AWS_ENDPOINT_URL="", **keys)
+@pytest.mark.parametrize(
+    ("config", "env", "message"),
+    [
+        *(
+            ("", {"AWS_ENDPOINT_URL": url}, "AWS_ENDPOINT_URL is not a URL")
+            for url in ("http://[::1", "http://a..b")
+        ),
+        ("[default]\nendpoint_url = http://localhost:abc\n", {}, "AWS configuration: "),
+        (
+            "[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n",
+            {"AWS_PROFILE": "up", "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:1x"},
+            "AWS_ENDPOINT_URL",
+        ),
+    ],
+)
+def test_endpoint_that_is_not_a_url_is_a_usage_error(
+    refusal: Any, config: str, env: dict[str, str], message: str
+) -> None:
+    usage_error(refusal(config, **KEYS, **env), message, "")
 
 
 @pytest.mark.parametrize(
@@ -153,19 +201,23 @@ def test_endpoint_that_is_not_a_url_is_a_usage_error(user: User) -> None:
         ("[profile up]\nsso_account_id = 1\n", "missing required configuration"),
     ],
 )
-def test_inconsistent_profile_is_a_usage_error(user: User, config: str, message: str) -> None:
-    user.config(config)
-    user.refused(message, "~/.aws/config", code=2, AWS_PROFILE="up")
+def test_inconsistent_profile_is_a_usage_error(refusal: Any, config: str, message: str) -> None:
+    usage_error(refusal(config, AWS_PROFILE="up"), message, "~/.aws/config")
 
 
 # credential_process
 
 
-def program(user: User, text: str) -> None:
-    user.home.mkdir(exist_ok=True)
-    path = user.home / "get-keys"
+def executable(folder: Path, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / "get-keys"
     path.write_text(f"#!{sys.executable}\nimport json, sys, time\n{text}\n")
     path.chmod(0o700)
+    return path
+
+
+def program(user: User, text: str) -> None:
+    path = executable(user.home, text)
     user.config(f"[profile work]\ncredential_process = {path} --password {SECRET}\n")
     user.cli.env["AWS_PROFILE"] = "work"
 
@@ -180,16 +232,20 @@ def test_credential_process_works(owner: User) -> None:
     assert "credentials end" not in owner.works("status")  # the program gives new ones
 
 
+def test_credential_process_that_fails_is_reported_on_one_line(user: User) -> None:
+    program(user, f"sys.exit('no session\\n\\x1b[31mkey {SECRET} ASIAABCDEFGHIJKLMNOP\\n' + 'x ' * 9999)")
+    message = "failed: no session \\x1b[31mkey **** **** x x"
+    user.refused(message, "log in again for the credential_process of profile 'work'")
+    (line,) = [line for line in user.run("ls").err.splitlines() if message in line]
+    assert len(line) < 600
+    assert "ASIA" not in line
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            f"sys.exit('no session\\n\\x1b[31mkey {SECRET} ASIAABCDEFGHIJKLMNOP\\n' + 'x ' * 9999)",
-            "failed: no session \\x1b[31mkey **** **** x x",
-        ),
         ("sys.exit(1)", "failed: it printed no reason"),
         ("print('log in first')", "did not print valid credentials"),
-        ("sys.stdout.buffer.write(b'\\xff')", "did not print valid credentials"),
         ("sys.stderr.buffer.write(b'\\xff'); sys.exit(1)", "did not print valid credentials"),
         ("print('{}')", "Unsupported version"),
         ("print('{\"Version\": 1}')", "Missing required key"),
@@ -199,35 +255,39 @@ def test_credential_process_works(owner: User) -> None:
         (printed(Expiration="2026-01-01T00:00:00Z"), "the AWS credentials of profile 'work' have expired"),
     ],
 )
-def test_credential_process_that_fails_is_reported_on_one_line(user: User, text: str, message: str) -> None:
-    program(user, text)
-    user.refused(message, "log in again for the credential_process of profile 'work'")
-    (line,) = [line for line in user.run("ls").err.splitlines() if message in line]
-    assert len(line) < 600
-    assert "ASIA" not in line
+def test_what_a_credential_process_prints_is_checked(
+    refusal: Any, tmp_path: Path, text: str, message: str
+) -> None:
+    path = executable(tmp_path, text)
+    found = refusal(f"[profile work]\ncredential_process = {path} {SECRET}\n", AWS_PROFILE="work")
+    assert message in found.message
+    assert "log in again for the credential_process of profile 'work'" in found.hint
 
 
-def test_credential_process_that_cannot_run_is_a_usage_error(user: User) -> None:
-    user.config(f"[profile work]\ncredential_process = /nonexistent/get-keys {SECRET}\n")
+def test_credential_process_that_cannot_run_is_a_usage_error(refusal: Any) -> None:
+    config = f"[profile work]\ncredential_process = /nonexistent/get-keys {SECRET}\n"
     message = "cannot run the credential_process of profile 'work' (/nonexistent/get-keys): No such file"
-    user.refused(message, "~/.aws/config", code=2, AWS_PROFILE="work")
+    usage_error(refusal(config, AWS_PROFILE="work"), message, "~/.aws/config")
 
 
 # Web identity and containers
 
 
-def test_web_identity_works_and_a_missing_token_is_named(
-    user: User, faults: Any, tmp_path: Path, conditions: Callable[..., Any]
-) -> None:
+def test_web_identity_token_that_cannot_be_read_is_a_usage_error(refusal: Any, tmp_path: Path) -> None:
     token = tmp_path / "token"
-    env = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": ROLE}
     message = "cannot read the web identity token "
-    user.refused(f"{message}{token}: No such file", "check", code=2, **env)
+    env = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": ROLE}
+    usage_error(refusal(**env), f"{message}{token}: No such file", "check")
     with token.open("wb") as file:
         file.truncate(1 << 33)
-    user.refused(f"{message}{token}: it is 8.0 GiB long", "check", code=2, **env)
-    user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = /dev/zero\n")
-    user.refused(f"{message}/dev/zero: not a regular file", "check", code=2, AWS_PROFILE="ci")
+    usage_error(refusal(**env), f"{message}{token}: it is 8.0 GiB long", "check")
+    env["AWS_WEB_IDENTITY_TOKEN_FILE"] = "/dev/zero"
+    usage_error(refusal(**env), f"{message}/dev/zero: not a regular file", "check")
+
+
+def test_web_identity_works(user: User, faults: Any, tmp_path: Path, conditions: Callable[..., Any]) -> None:
+    token = tmp_path / "token"
+    env = {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": ROLE}
     token.write_text("a.b.c")
     user.works(**env)
     user.config(f"[profile ci]\nrole_arn = {ROLE}\nweb_identity_token_file = {token}\n")

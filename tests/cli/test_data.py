@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.jobs import direct
 
 READS = """
@@ -61,12 +60,9 @@ print("all here", open("shared/setup").read())
 """
 
 
-@pytest.mark.parametrize("boot", [{}, {"no_nfs": 1}], ids=["", "without NFS"])
-def test_ranks_share_a_folder_whose_results_are_pulled_once(
-    cli: Any, conditions: Any, boot: dict[str, int]
-) -> None:
-    """Also of an image that lacks the packages."""
-    conditions(boot=boot)
+def test_ranks_share_a_folder_whose_results_are_pulled_once(cli: Any, conditions: Any) -> None:
+    """The image lacks the packages of NFS."""
+    conditions(boot={"no_nfs": 1})
     direct(cli, nodes=2)
     cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\n[setup]\nrun = ["echo done > shared/setup"]\n')
     cli.write("train.py", MEETS)

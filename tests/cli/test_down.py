@@ -10,17 +10,21 @@ from typing import Any
 from support.faults import FaultyEndpoint
 
 
-def test_down_removes_everything_and_reports_the_cost(cli: Any, remains: Any) -> None:
+def test_down_removes_everything_and_reports_the_cost(cli: Any, conditions: Any, remains: Any) -> None:
+    """It waits for the interfaces of ended nodes, which keep the security group in use (EC2 API reference,
+    "DeleteSecurityGroup")."""
     cli.ok("up", "-n", "2")
+    conditions(lingering={"interfaces": 4})
     del cli.env["CLOUDDDP_YES"]
     assert "add -y" in cli.fails(2, "down")
     assert "down --region us-east-1" in cli.fails(1, "down", "-y", "--region", "us-west-2")
     assert len(remains().instances) == 2
-    out = cli.ok("down", "-y")
+    done = cli.exits(0, "down", "-y")
     deleted = "1 placement group deleted, 1 security group deleted, 1 key pair deleted; nothing is left"
-    assert f"2 nodes terminated, {deleted}" in out
-    assert "on AWS" in out
-    assert "$" in out
+    assert f"2 nodes terminated, {deleted}" in done.stdout
+    assert "on AWS" in done.stdout
+    assert "$" in done.stdout
+    assert "waiting until they are no longer in use" in done.stderr
     assert remains().nothing
     assert "nothing to do" in cli.ok("down", "-y")
 
@@ -28,8 +32,13 @@ def test_down_removes_everything_and_reports_the_cost(cli: Any, remains: Any) ->
 def test_teardown_that_aws_refuses_is_completed_later(
     cli: Any, faults: FaultyEndpoint, ec2: Any, remains: Any
 ) -> None:
-    """Leftovers are listed, with exit code 3. Neither an invalid tag nor an unwritable journal stops it."""
+    """Leftovers are listed, with exit code 3. Neither an invalid tag, an unwritable journal nor a lost state
+    folder stops it. If the answer of ImportKeyPair is lost, botocore repeats the call: a Duplicate whose tag
+    is this cluster's id."""
+    faults.lose_answer("ImportKeyPair")
     cli.ok("up", "-n", "1")
+    assert faults.count("ImportKeyPair") == 2
+    assert len(remains().keys) == 1
     tags = [{"Key": "cloudddp:created", "Value": "2026-11-20T10:00:00"}]  # without a time zone
     ec2.create_tags(Resources=remains().instances, Tags=tags)
     (cluster,) = json.loads(cli.ok("status", "--json"))
@@ -41,25 +50,9 @@ def test_teardown_that_aws_refuses_is_completed_later(
     (instance,) = remains().instances
     for expected in (instance, "$1.05 an hour", "OperationNotPermitted"):
         assert expected in err
+    shutil.rmtree(journal.parent)
+    assert "no key for cluster" in cli.fails(1, "exec", "true")
     # right after a launch, this code does not mean that the instance has been terminated
     faults.fail("TerminateInstances", "InvalidInstanceID.NotFound", times=2)
     cli.ok("down", "-y")
-    assert remains().nothing
-
-
-def test_down_without_local_state(cli: Any, remains: Any) -> None:
-    cli.ok("up", "-n", "1")
-    (cluster,) = json.loads(cli.ok("status", "--json"))
-    shutil.rmtree(Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"])
-    assert "no key for cluster" in cli.fails(1, "exec", "true")
-    cli.ok("down", "-y")
-    assert remains().nothing
-
-
-def test_down_waits_for_interfaces_that_outlive_their_nodes(cli: Any, conditions: Any, remains: Any) -> None:
-    """The interfaces of ended nodes keep the security group in use (EC2 API reference,
-    "DeleteSecurityGroup")."""
-    cli.ok("up", "-n", "2")
-    conditions(lingering={"interfaces": 4})
-    assert "waiting until they are no longer in use" in cli.messages("down", "-y")
     assert remains().nothing

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from support import fuzz
-from support.fuzz_cases import Case
+from support.fuzz import Case
 from support.harness import ROOT, TIMEOUT, clean_environment
 from support.processes import CLOSED, Stream, zygote
 
-COUNT, AT_ONCE = 300, 50
+COUNT = 50
 CODES = {0, 1, 2, 3, 130}
 CRASHES = re.compile(r"a bug in cloudddp|Traceback|Exception ignored|Fatal Python error")
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
@@ -63,11 +63,8 @@ def refusing() -> Iterator[str]:
     server.server_close()
 
 
-@pytest.mark.parametrize("first", range(0, COUNT, AT_ONCE))
-def test_every_command_line_ends_with_an_exit_code_and_a_message(
-    tmp_path: Path, refusing: str, first: int
-) -> None:
-    ended = fuzz.outcomes(first, first + AT_ONCE, tmp_path, refusing)
+def test_every_command_line_ends_with_an_exit_code_and_a_message(tmp_path: Path, refusing: str) -> None:
+    ended = fuzz.outcomes(COUNT, tmp_path, refusing)
     assert [fault for outcome in ended for fault in faults(*outcome)] == []
     # Neither a simulator nor a cluster was started.
     assert not list(tmp_path.glob("*/state/sim/sim.json"))
@@ -142,7 +139,7 @@ def place(tmp_path: Path, refusing: str) -> Place:
     return Place(project, env)
 
 
-VERBS = ["ls", "up -y", "--help", "init", "nosuch"]
+VERBS = ["ls", "init"]
 STREAMS: list[dict[str, Stream]] = [
     {"stdout": CLOSED},
     {"stderr": CLOSED},
@@ -169,7 +166,7 @@ def test_verb_survives_streams_closed_by_a_shell(place: Place, redirect: str) ->
     place.in_shell("ls", redirect=redirect)
 
 
-@pytest.mark.parametrize("verb", ["--help", "up -y", "sim status"])
+@pytest.mark.parametrize("verb", ["--help", "up -y"])
 def test_deleted_current_folder(place: Place, verb: str) -> None:
     gone = "mkdir gone; cd gone; rmdir ../gone"
     code, output = place.in_shell(verb, before=gone, CLOUDDDP_HOME="state")
@@ -177,8 +174,9 @@ def test_deleted_current_folder(place: Place, verb: str) -> None:
     assert (code, "the current folder no longer exists" in output) == expected, output
 
 
-@pytest.mark.parametrize("verb", ["ls", "sim status"])
-@pytest.mark.parametrize("home", ["unset HOME", "HOME=", "HOME=relative", "HOME=/dev/null"])
+@pytest.mark.parametrize(
+    ("verb", "home"), [("ls", "unset HOME"), ("ls", "HOME=relative"), ("sim status", "HOME=/dev/null")]
+)
 def test_user_without_a_home(place: Place, verb: str, home: str) -> None:
     """Run by a uid without an account, as in a container, so that only HOME names the home."""
     before = f"unset CLOUDDDP_HOME; {home}; export HOME" if "=" in home else f"unset CLOUDDDP_HOME; {home}"
@@ -197,11 +195,8 @@ cloudddp.__main__.main()
 """  # noqa: E501
 
 
-@pytest.mark.parametrize(
-    "locale",
-    [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"PYTHONIOENCODING": "ascii:strict"}],
-)
-def test_ascii_terminal(place: Place, locale: dict[str, str]) -> None:
+def test_ascii_terminal(place: Place) -> None:
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     code, output = place.in_shell("-c ünï\udcff status", **locale)
     assert (code, "is not allowed" in output) == (2, True)
 
@@ -209,7 +204,7 @@ def test_ascii_terminal(place: Place, locale: dict[str, str]) -> None:
 # -- defects that the random cases found ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("make", ["mkfifo", "mkdir", "ln -s /dev/zero", "ln -s odd", "truncate -s 2M"])
+@pytest.mark.parametrize("make", ["mkfifo", "ln -s /dev/zero", "truncate -s 2M"])
 def test_configuration_that_is_not_a_regular_file(place: Place, make: str) -> None:
     subprocess.run([*make.split(), "odd"], cwd=place.project, check=True)
     code, output = place("--config", "odd", "jobs")

@@ -7,22 +7,32 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from support.faults import Rewrite, with_value
 from support.simlab import client_of
 
-CREATING = {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"}
-PRICED = {"CLOUDDDP_PRICE": "1"}
+from cloudddp.aws import images, instance_types
+from cloudddp.aws.client import AWS
+from cloudddp.config.spec import ClusterSpec
+from cloudddp.errors import UsageError
+
 AMAZON_LINUX = (
     "/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-amazon-linux-2023/latest/ami-id"
 )
 BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
 
 
-def refused(cli: Any, faults: Any, *flags: str) -> str:
-    err = cli.fails(2, "up", "-n", "1", *flags, **PRICED)
-    assert not set(faults.calls) & CREATING
-    return str(err)
+def found(aws: AWS, instance_type: str = "g5.xlarge", image: str = ClusterSpec().image) -> images.Image:
+    """Return the image with which `up` would launch nodes of a type."""
+    spec = msgspec.structs.replace(ClusterSpec(), instance_type=instance_type, image=image)
+    return images.find(aws, spec, instance_types.describe(aws, spec))
+
+
+def refused(aws: AWS, *words: str) -> str:
+    with pytest.raises(UsageError) as caught:
+        found(aws, *words)
+    return f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize(
@@ -34,28 +44,24 @@ def refused(cli: Any, faults: Any, *flags: str) -> str:
     ],
 )
 def test_default_image_is_refused_for_types_without_a_driver(
-    cli: Any, faults: Any, instance_type: str, reason: str
+    aws: AWS, instance_type: str, reason: str
 ) -> None:
     """The Deep Learning AMI with the open NVIDIA driver supports Turing and later."""
-    message = refused(cli, faults, "-t", instance_type)
+    message = refused(aws, instance_type)
     assert reason in message
     assert "--image" in message
 
 
-@pytest.mark.parametrize("instance_type", ["g7.2xlarge", "g7e.2xlarge", "p6-b300.48xlarge"])
-def test_types_that_are_newer_than_the_default_image_are_a_warning(cli: Any, instance_type: str) -> None:
+def test_type_that_is_newer_than_the_default_image_is_a_warning(cli: Any) -> None:
     """Its description lists the families ("Supported EC2 instances: ...", release notes of PyTorch 2.12)."""
     del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
-    shown = cli("up", "-n", "1", "-t", instance_type, **PRICED).stderr
-    assert f"supports G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en, P6-B200, not {instance_type}" in shown
+    shown = cli("up", "-n", "1", "-t", "g7e.2xlarge", CLOUDDDP_PRICE="1").stderr
+    assert "supports G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en, P6-B200, not g7e.2xlarge" in shown
     assert f"if its GPUs do not appear: --image {BASE}" in shown
 
 
-def test_default_image_of_an_arm64_type_is_for_arm64(cli: Any, ec2: Any, remains: Any) -> None:
-    cli.ok("up", "-n", "1", "-t", "g5g.xlarge", **PRICED)
-    (id_,) = remains().instances
-    (found,) = ec2.describe_instances(InstanceIds=[id_])["Reservations"][0]["Instances"]
-    (image,) = ec2.describe_images(ImageIds=[found["ImageId"]])["Images"]
+def test_default_image_of_an_arm64_type_is_for_arm64(aws: AWS, ec2: Any) -> None:
+    (image,) = ec2.describe_images(ImageIds=[found(aws, "g5g.xlarge").id])["Images"]
     assert image["Architecture"] == "arm64"
     assert "PyTorch" in image["Name"]
 
@@ -77,44 +83,28 @@ def register(ec2: Any) -> Iterator[Callable[..., str]]:
         ec2.deregister_image(ImageId=image)
 
 
-def test_own_image_is_used_for_types_that_the_default_does_not_support(
-    cli: Any, register: Any, ec2: Any, remains: Any
-) -> None:
-    image = register()
-    cli.ok("up", "-n", "1", "-t", "g4ad.xlarge", "--image", image, **PRICED)
-    (found,) = ec2.describe_instances(InstanceIds=remains().instances)["Reservations"][0]["Instances"]
-    assert (found["ImageId"], found["InstanceType"]) == (image, "g4ad.xlarge")
+def test_own_image_is_used_unless_it_cannot_boot(aws: AWS, register: Any) -> None:
+    """Also for types that the default does not support."""
+    assert found(aws, "g4ad.xlarge", image := register()).id == image
+    message = refused(aws, "g5.xlarge", register(Architecture="arm64"))
+    assert "is for arm64, g5.xlarge is x86_64" in message
 
 
-@pytest.mark.parametrize(
-    ("instance_type", "warned"),
-    [("g5.xlarge", True), ("p4de.24xlarge", False), ("p6-b200.48xlarge", False), ("g4dn.xlarge", False)],
-)
-def test_own_image_whose_description_excludes_the_type_is_a_warning(
-    cli: Any, register: Any, instance_type: str, warned: bool
-) -> None:
+def test_own_image_whose_description_excludes_the_type_is_a_warning(aws: AWS, register: Any) -> None:
     """An entry of the description includes its variants."""
     image = register(Description="Supported EC2 instances: G4dn, P4, P6. Release notes: none")
-    del cli.env["CLOUDDDP_YES"]
-    done = cli("up", "-n", "1", "-t", instance_type, "--image", image, **PRICED)
-    assert "price" in done.stderr, done.stderr
-    assert (f"warning   {image} (own-0) supports G4dn, P4, P6, not {instance_type}" in done.stderr) is warned
-    assert ("warning" in done.stderr) is warned
+    warning = found(aws, "g5.xlarge", image).warning
+    assert warning.startswith(f"{image} (own-0) supports G4dn, P4, P6, not g5.xlarge")
+    for instance_type in ("p4de.24xlarge", "p6-b200.48xlarge", "g4dn.xlarge"):
+        assert found(aws, instance_type, image).warning == ""
 
 
-def test_other_volumes_of_an_image_are_named(cli: Any, faults: Any) -> None:
+def test_other_volumes_of_an_image_are_named(aws: AWS, faults: Any) -> None:
     """They are created for each node, as its mapping says."""
     disk = b"<item><deviceName>/dev/sdb</deviceName><ebs><volumeSize>500</volumeSize></ebs></item>"
     mapping = b"<blockDeviceMapping>"
     faults.rewrite("DescribeImages", lambda body: body.replace(mapping, mapping + disk))
-    del cli.env["CLOUDDDP_YES"]
-    done = cli("up", "-n", "1", "-t", "g5.xlarge", **PRICED)
-    assert "warning   the image has 500 GiB of volumes beside the root volume: billed" in done.stderr
-
-
-def test_image_of_another_architecture_is_refused(cli: Any, faults: Any, register: Any) -> None:
-    message = refused(cli, faults, "-t", "g5.xlarge", "--image", register(Architecture="arm64"))
-    assert "is for arm64, g5.xlarge is x86_64" in message
+    assert found(aws).warning.startswith("the image has 500 GiB of volumes beside the root volume: billed")
 
 
 WINDOWS = b"<platform>windows</platform><imageId>"
@@ -129,25 +119,26 @@ WINDOWS = b"<platform>windows</platform><imageId>"
     ],
 )
 def test_image_that_cannot_boot_is_refused(
-    cli: Any, faults: Any, register: Any, change: Rewrite, reason: str
+    aws: AWS, faults: Any, register: Any, change: Rewrite, reason: str
 ) -> None:
     """EC2 API reference, "Image": rootDeviceType, imageState and platform."""
     faults.rewrite("DescribeImages", change)
-    assert reason in refused(cli, faults, "--image", register())
+    assert reason in refused(aws, "g5.xlarge", register())
 
 
-def test_unknown_image_and_parameter_are_refused(cli: Any, faults: Any) -> None:
-    assert "ami-0123456789abcdef0" in refused(cli, faults, "--image", "ami-0123456789abcdef0")
-    message = refused(cli, faults, "--image", "/aws/service/deeplearning/none")
+def test_unknown_image_and_parameter_are_refused(aws: AWS) -> None:
+    assert "ami-0123456789abcdef0" in refused(aws, "g5.xlarge", "ami-0123456789abcdef0")
+    message = refused(aws, "g5.xlarge", "/aws/service/deeplearning/none")
     assert "there is no SSM parameter /aws/service/deeplearning/none in us-east-1" in message
 
 
 def test_parameter_that_holds_no_image_id_is_refused(cli: Any, faults: Any, simulator: Any) -> None:
     ssm = client_of(simulator, "ssm")
     ssm.put_parameter(Name="/team/image", Value="\x1b[31mubuntu", Type="String", Overwrite=True)
-    message = refused(cli, faults, "--image", "/team/image")
+    message = cli.fails(2, "up", "-n", "1", "--image", "/team/image")
     assert "SSM parameter /team/image holds" in message
     assert "\x1b" not in message
+    assert not {"RunInstances", "CreateSecurityGroup", "ImportKeyPair"} & set(faults.calls)
 
 
 def test_login_user_is_that_of_the_operating_system(cli: Any) -> None:

@@ -8,7 +8,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.harness import finished, wait_for
 from support.jobs import SLEEPERS, direct, lines_by_rank, processes, still_running, written
 
@@ -48,20 +47,6 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert "had already ended" in cli.ok("cancel", job)
     assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
-
-
-def test_following_does_not_end_a_job_that_restarts(cli: Any) -> None:
-    """torchrun restarts the rank that failed."""
-    pytest.importorskip("torch")
-    cli.env.update(CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_MAX_RESTARTS="1", CLOUDDDP_RENDEZVOUS="static")
-    cli.nodes(1)
-    cli.write(
-        "twice.py",
-        "import os, sys, time\ntime.sleep(1)\nsys.exit(3 if os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' "
-        "else 0)",
-    )
-    cli.ok("launch", "-d", "twice.py")
-    assert cli("logs", "-f").returncode == 0
 
 
 def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:

@@ -112,7 +112,6 @@ def test_without_a_terminal_the_error_says_what_to_do(user: User, faults: Any) -
     ("codes", "code", "message"),
     [
         (["999999"] * 3, 1, "AWS refused 3 MFA codes"),
-        ([""], 1, "none was given"),
         (["\x03"], 130, "interrupted while nothing was being created"),
     ],
 )
@@ -152,28 +151,11 @@ def test_session_that_aws_refuses_is_replaced(user: User, faults: Any) -> None:
 def test_damaged_cache_counts_as_empty(user: User) -> None:
     log_in(user)
     (path,) = user.cache
-    for text in ('{"Credentials": {"Expiration": "soon"}}', "[" * 100_000):
-        path.write_text(text)
-        done = user.run("ls")
-        assert done.code == 1
-        assert "there is no terminal to ask on" in done.err, text
+    path.write_text("[" * 100_000)
+    assert "there is no terminal to ask on" in user.run("ls").err
     path.unlink()
     path.mkdir()  # cannot be written either
     log_in(user, "222222")
-
-
-def test_status_and_the_plan_show_when_the_session_ends(user: User, faults: Any, conditions: Any) -> None:
-    conditions(roles={ROLE: {"codes": ["111111"], "seconds": 3000}})
-    log_in(user)
-    up = user.run("up", "-n", "1")
-    assert "  login     credentials end in 4" in up.err
-    assert "before the deadline: log in again by then" in up.err
-    faults.calls.clear()
-    status = user.run("status")
-    assert "your AWS credentials end in 4" in status.out
-    (cluster,) = json.loads(user.run("status", "--json").out)
-    assert cluster["credentials_end"].endswith("+00:00")
-    assert faults.calls == ["DescribeInstances"] * 2
 
 
 def test_run_refuses_credentials_that_end_before_the_deadline(

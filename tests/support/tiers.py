@@ -56,17 +56,11 @@ SLOW = {
     "cli/test_dependencies.py": "`make lowest` runs it, too",
     "cli/test_efa.py::"
     "test_missing_devices_are_a_warning_unless_they_are_required": "test_missing_devices_fail_if_required",
-    "cli/test_efa.py::test_up_after_a_killed_up_associates_the_addresses": "`down` after a kill remains",
     "cli/test_home.py::test_simulator_folders_and_log_are_private": "2 s; other links in the folder remain",
-    "cli/test_host_keys.py::test_unreachable_node_gets_its_key_later": "3 s; an earlier kill is completed",
     "cli/test_iam_policies.py::test_operator_may_replace_a_node": "7 s; other calls of the operator remain",
-    "cli/test_iam_policies.py::test_users_can_be_limited_to_their_own_clusters": "a simulator of its own",
     "cli/test_interrupts.py::test_detaching_from_run_keeps_the_cluster": "detaching from `launch` remains",
     "cli/test_mfa.py::test_damaged_cache_counts_as_empty": "2 s; the error is that without a cache",
-    "cli/test_mfa.py::test_status_and_the_plan_show_when_the_session_ends": "2 s; the end in `run` remains",
     "cli/test_organization.py::test_denied_region_where_this_computer_has_a_cluster_is_not_left_out": "2 s",
-    "cli/test_organization.py::"
-    "test_user_who_may_use_only_groups_of_clusters": "a simulator of its own; test_iam_policies.py",
     "cli/test_reservations.py::test_up_after_down_waits_for_the_clean_up": "waits",
     # 3 to 25 s each.
     "cli/test_malformed_answers.py::"
@@ -76,8 +70,8 @@ SLOW = {
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
     "cli/test_launch.py::test_modules_of_the_project_do_not_replace_those_of_the_launcher": "torch",
-    "cli/test_launch.py::test_shell_script_runs_once_per_rank": "torch",
-    "cli/test_logs_and_jobs.py::test_following_does_not_end_a_job_that_restarts": "torch",
+    "cli/test_launch.py::"
+    "test_shell_script_runs_once_per_rank_and_is_followed_when_torchrun_restarts_it": "torch",
     # The agent: gangs of real processes.
     "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_notifications.py::test_delivery_that_never_ends_delays_no_job_and_the_node_ends": "waits 20 s",
@@ -115,9 +109,9 @@ SLOW = {
 FIRST_PARAMETERS = {
     f"{folder}/test_{name}.py"
     for folder, names in {
-        "cli": "credentials doctor efa fuzz_command_line home host_keys images interrupts launch "
-        "log_selection malformed_answers mfa networks organization own_flags ownership placing "
-        "regions_searched reservations run setup_commands tags teardown up variables what_is_sent",
+        "cli": "credentials efa fuzz_command_line home host_keys interrupts launch log_selection "
+        "malformed_answers mfa own_flags regions_searched reservations run setup_commands tags teardown "
+        "up variables what_is_sent",
         "lab": "sim_control",
         "node": "kill probe project_lock pull_continues setup spread",
     }.items()
