@@ -3,39 +3,16 @@ disk."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
-import socket
-import time
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, inside, reachable, reboot, reconnect, shell
+from support.labnode import LabLaptop, attempt, reachable, reconnect, shell
 
-from cloudddp.simulator import control
 from cloudddp.simulator.linux import processes
-
-LISTEN = """
-import socket, time
-line = socket.create_connection(("{address}", 22), 10)
-print(line.recv(4).decode(), flush=True)
-line.settimeout(0.2)
-end = time.monotonic() + 4
-received = "nothing"
-while time.monotonic() < end and received == "nothing":
-    try:
-        line.sendall(b"x")
-        received = {{b"": "EOF"}}.get(line.recv(99), "nothing")
-    except TimeoutError:
-        pass
-    except OSError as error:
-        received = str(error)
-print(received, flush=True)
-"""
 
 
 def pids(laptop: LabLaptop, node: dict[str, Any]) -> list[int]:
@@ -110,93 +87,4 @@ def test_init_of_a_node(lab_laptop: LabLaptop) -> None:
     assert shell(lab_laptop.login(node), "pgrep -f '^sshd: .*listener'") != before
 
 
-def test_frozen_nodes_can_be_terminated_and_restarted(lab_laptop: LabLaptop) -> None:
-    ending, stopping = lab_laptop.launch(2)
-    away = "sudo env -i setsid sh -c 'sleep 54321 > /dev/null 2>&1 &' > /dev/null 2>&1"
-    shell(lab_laptop.login(ending), f"{away}; until pgrep -x sleep && ! pgrep -x sh; do sleep 0.05; done")
-
-    def states() -> dict[bytes, str]:
-        """The states of the node's processes, by command line."""
-        lines = {Path(f"/proc/{pid}/cmdline").read_bytes(): pid for pid in pids(lab_laptop, ending)}
-        return {
-            line: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2][1]
-            for line, pid in lines.items()
-            if b"cloudddp.simulator.hosts.namespaces.boot" not in line
-        }
-
-    for node in (ending, stopping):
-        control.fault(lab_laptop.sim, "freeze", [node["InstanceId"]])
-    until(lambda: set(states().values()) == {"T"})
-    assert any(b"54321" in line for line in states())
-    lab_laptop.terminate(ending["InstanceId"])
-    lab_laptop.ec2.stop_instances(InstanceIds=[stopping["InstanceId"]])
-    until(lambda: lab_laptop.state(stopping["InstanceId"]) == "stopped")
-    lab_laptop.ec2.start_instances(InstanceIds=[stopping["InstanceId"]])
-    until(lambda: lab_laptop.state(stopping["InstanceId"]) == "running")
-    (again,) = lab_laptop.describe(stopping["InstanceId"])
-    assert shell(lab_laptop.login(again), "echo alive") == "alive"
-
-
-def test_simulator_with_frozen_nodes_stops(home: Path) -> None:
-    laptop = LabLaptop(control.start(home, nodes="namespace"), "key")
-    for node in laptop.launch(2):
-        control.fault(laptop.sim, "freeze", [node["InstanceId"]])
-    assert control.stop(home) > 0
-
-
-def test_killed_node_sends_no_packet_to_its_peers(lab_laptop: LabLaptop) -> None:
-    failing, peer = lab_laptop.launch(2)
-    ssh = lab_laptop.login(peer)
-    code = shlex.quote(LISTEN.format(address=failing["PrivateIpAddress"]))
-    shell(ssh, f"nohup python3 -c {code} > received 2>&1 & until [ -s received ]; do sleep 0.05; done")
-    with inside(lab_laptop.sim):
-        line = socket.create_connection((failing["PublicIpAddress"], 22), timeout=10)
-    with line:
-        assert line.recv(4) == b"SSH-"
-        time.sleep(0.2)
-        line.settimeout(0.1)
-        with contextlib.suppress(TimeoutError):
-            line.recv(1 << 16)
-        control.fault(lab_laptop.sim, "kill", [failing["InstanceId"]])
-        line.settimeout(2)
-        with pytest.raises(TimeoutError):
-            line.recv(1)
-    assert until(lambda: len(lines := shell(ssh, "cat received").split("\n")) == 2 and lines) == [
-        "SSH-",
-        "nothing",
-    ]
-    until(lambda: lab_laptop.state(failing["InstanceId"]) == "terminated")
-    assert lab_laptop.describe(failing["InstanceId"])[0]["StateReason"]["Code"] == "Server.InternalError"
-    assert pids(lab_laptop, failing) == []
-
-
-def test_handle_never_signals_a_reused_pid() -> None:
-    child = os.fork()
-    if child == 0:
-        time.sleep(600)
-        os._exit(0)
-    held = processes.Handle(child, parent=os.getpid())
-    held.kill()
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -9
-    held.kill()
-    held.close()
-    held.close()
-    held.kill()
-    with pytest.raises(ProcessLookupError):
-        processes.Handle(os.getppid(), parent=os.getpid())
-
-
 # -- faults --------------------------------------------------------------------------------------------------
-
-
-def test_network_fault_outlives_a_reboot_but_not_the_node(lab_laptop: LabLaptop) -> None:
-    (node,) = lab_laptop.launch()
-    lab_laptop.login(node)
-    control.fault(lab_laptop.sim, "cut", [node["InstanceId"]])
-    reboot(lab_laptop, node)
-    lab_laptop.launch()  # replaces the firewall rules
-    assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
-    lab_laptop.terminate(node["InstanceId"])
-    (other,) = lab_laptop.launch(PrivateIpAddress=node["PrivateIpAddress"])
-    assert other["PrivateIpAddress"] == node["PrivateIpAddress"]
-    until(lambda: reachable(lab_laptop.sim, other["PublicIpAddress"], 22))

@@ -2,25 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
 from typing import Any
 
-import pytest
 from support.account import refused
-from support.harness import cannot, until
-from support.labnode import (
-    LabLaptop,
-    call,
-    reachable,
-    serve,
-    shell,
-    unavailable_reason,
-)
+from support.harness import until
+from support.labnode import LabLaptop, call, reachable, serve, shell
 from support.vpcs import EVERYWHERE, Vpc
-
-from cloudddp.simulator import control
 
 EVERYTHING = {"IpProtocol": "-1", "IpRanges": [{"CidrIp": EVERYWHERE}]}
 
@@ -136,26 +123,3 @@ def test_overlapping_vpcs_are_separate(lab_laptop: LabLaptop) -> None:
         )
     with refused("InvalidIPAddress.InUse"):
         lab_laptop.run(1, NetworkInterfaces=[{**there, "PrivateIpAddress": ours["PrivateIpAddress"]}])
-
-
-def test_rejected_ruleset_keeps_the_previous_one(
-    home: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if why := unavailable_reason():
-        cannot(why)
-    tools, real = tmp_path_factory.mktemp("tools"), shutil.which("nft")
-    (tools / "nft").write_text(f'#!/bin/sh\n[ -e "{tools}/broken" ] && exit 1\nexec {real} "$@"\n')
-    (tools / "nft").chmod(0o755)
-    monkeypatch.setenv("PATH", str(tools), prepend=os.pathsep)
-    laptop = LabLaptop(control.start(home, nodes="namespace"), "key")
-    (node,) = laptop.launch(1)
-    laptop.login(node)
-    (tools / "broken").touch()
-    ids = [instance["InstanceId"] for instance in laptop.run(1)]
-    log = home / "sim" / "server.log"
-    until(lambda: "the firewall is unchanged" in log.read_text())
-    assert laptop.describe(*ids)
-    assert reachable(laptop.sim, node["PublicIpAddress"], 22)
-    (tools / "broken").unlink()
-    (after,) = laptop.launch(1)
-    laptop.login(after)

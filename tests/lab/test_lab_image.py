@@ -52,23 +52,6 @@ def test_pytorch_is_not_on_path_and_reads_a_cold_disk_first(ssh: paramiko.SSHCli
     assert shell(ssh, "/opt/pytorch/bin/python -c 'import torch; print(torch.cuda.device_count())'") == "0"
 
 
-def test_pip_of_the_system_and_of_pytorch(ssh: paramiko.SSHClient) -> None:
-    """The system's refuses to install (PEP 668, Ubuntu 24.04). There is no index, which is said once."""
-    done = attempt(ssh, "python3 -m pip install x")
-    if b"No module named pip" not in done.err:
-        assert done.status == 1
-        assert b"error: externally-managed-environment" in done.err
-    done = attempt(ssh, "/opt/pytorch/bin/pip install nothing-of-this-name")
-    assert done.status == 1
-    assert done.err.count(b"there is no package index here") == 1
-    assert b"Retrying" not in done.err
-    where = "import sysconfig; print(sysconfig.get_path('purelib'))"
-    packages = shell(ssh, f'/opt/pytorch/bin/python -c "{where}"')
-    assert packages.startswith("/opt/pytorch/")
-    shell(ssh, f"echo 'value = 7' > {packages}/installed_here.py")
-    assert shell(ssh, "/opt/pytorch/bin/python -c 'import installed_here as i; print(i.value)'") == "7"
-
-
 def test_failed_gpu_is_lost_by_nvidia_smi_until_the_next_boot(
     shared_lab_laptop: LabLaptop, node: Any, ssh: paramiko.SSHClient
 ) -> None:

@@ -12,9 +12,8 @@ from typing import Any
 import paramiko
 import pytest
 from support.harness import until
-from support.labnode import LabLaptop, attempt, shell
+from support.labnode import LabLaptop, shell
 
-from cloudddp.errors import UsageError
 from cloudddp.simulator import control
 
 # Runs on the node: METHOD PATH HEADER=VALUE ... -> status, body, headers.
@@ -96,96 +95,6 @@ def test_token_is_required(lab_laptop: LabLaptop, metadata: MetadataClient) -> N
     until(lambda: status(short) == 401)
 
 
-def test_metadata_matches_the_api(
-    metadata: MetadataClient, instance: dict[str, Any], shared_lab_laptop: LabLaptop
-) -> None:
-    expected = {
-        "ami-id": instance["ImageId"],
-        "ami-launch-index": "0",
-        "hostname": instance["PrivateDnsName"],
-        "instance-id": instance["InstanceId"],
-        "instance-life-cycle": "on-demand",
-        "instance-type": "g5.12xlarge",
-        "local-hostname": instance["PrivateDnsName"],
-        "local-ipv4": instance["PrivateIpAddress"],
-        "placement/availability-zone": instance["Placement"]["AvailabilityZone"],
-        "placement/region": "us-east-1",
-        "public-ipv4": instance["PublicIpAddress"],
-        "public-keys/": f"0={shared_lab_laptop.name}",
-        "public-keys/0/": "openssh-key",
-        "public-keys/0/openssh-key": shared_lab_laptop.key.public,
-        "security-groups": shared_lab_laptop.name,
-    }
-    assert {path: metadata(f"meta-data/{path}") for path in expected} == expected
-    (reservation,) = shared_lab_laptop.ec2.describe_instances(InstanceIds=[instance["InstanceId"]])[
-        "Reservations"
-    ]
-    assert metadata("meta-data/reservation-id") == reservation["ReservationId"]
-    assert metadata("meta-data/tags/instance/Name") == "one"
-    assert metadata("meta-data/tags/instance/").splitlines() == ["Name", "cloudddp:cluster"]
-    assert metadata("user-data") == shared_lab_laptop.user_data()
-    document = json.loads(metadata("dynamic/instance-identity/document"))
-    assert document["instanceId"] == instance["InstanceId"]
-    assert document["privateIp"] == instance["PrivateIpAddress"]
-    assert (document["region"], document["accountId"]) == ("us-east-1", "123456789012")
-    for path in (
-        "dynamic/instance-identity/signature",  # only AWS can create one
-        "meta-data/nothing",
-        "meta-data/instance-id/x",
-        "x",
-        "../latest/user-data",
-    ):
-        assert metadata.get(path)[0] == 404, path
-
-
-def test_interface_by_mac_address(
-    metadata: MetadataClient, instance: dict[str, Any], client: paramiko.SSHClient
-) -> None:
-    mac = metadata("meta-data/mac")
-    assert mac == shell(client, "cat /sys/class/net/ens5/address")
-    assert metadata("meta-data/network/interfaces/macs/") == f"{mac}/"
-    here = f"meta-data/network/interfaces/macs/{mac}"
-    assert metadata(f"{here}/device-number") == "0"
-    assert metadata(f"{here}/subnet-id") == instance["SubnetId"]
-    assert metadata(f"{here}/vpc-id") == instance["VpcId"]
-    assert metadata(f"{here}/local-ipv4s") == instance["PrivateIpAddress"]
-    assert metadata(f"{here}/security-group-ids") == instance["SecurityGroups"][0]["GroupId"]
-    assert metadata(f"{here}/ipv4-associations/{instance['PublicIpAddress']}") == instance["PrivateIpAddress"]
-
-
-def test_every_listed_path_exists(metadata: MetadataClient, client: paramiko.SSHClient) -> None:
-    walk = r"""
-import sys, urllib.request
-def get(path):
-    request = urllib.request.Request("http://169.254.169.254/latest/" + path, headers={"X-aws-ec2-metadata-token": sys.argv[1]})
-    with urllib.request.urlopen(request, timeout=300) as answer:
-        return answer.read().decode()
-def visit(path):
-    for line in get(path).splitlines():
-        name = line.partition("=")[0] + "/" if path.endswith("public-keys/") else line
-        visit(path + name) if name.endswith("/") else print(path + name, len(get(path + name)) > 0)
-visit("")
-"""  # noqa: E501
-    seen = shell(client, shlex.join(["/opt/pytorch/bin/python", "-c", walk, metadata.token()])).splitlines()
-    assert {"meta-data/placement/region True", "dynamic/instance-identity/document True"} <= set(seen)
-    assert [line for line in seen if not line.endswith(" True")] == []
-
-
-def test_metadata_options_of_an_instance(lab_laptop: LabLaptop) -> None:
-    node = lab_laptop.launch(MetadataOptions={"HttpTokens": "optional"}, UserData="")[0]
-    metadata = MetadataClient(lab_laptop.login_unverified(node))
-    assert metadata.raw("GET", "/latest/meta-data/instance-id")[:2] == (200, node["InstanceId"])
-    assert metadata.raw("GET", "/latest/meta-data/instance-id", **{TOKEN: "nonsense"})[0] == 401
-    assert metadata.raw("GET", "/latest/meta-data/tags/instance/")[0] == 404
-    assert metadata.raw("GET", "/latest/user-data")[0] == 404
-    change = lab_laptop.ec2.modify_instance_metadata_options
-    change(InstanceId=node["InstanceId"], HttpTokens="required")
-    assert metadata.raw("GET", "/latest/meta-data/instance-id")[0] == 401
-    change(InstanceId=node["InstanceId"], HttpEndpoint="disabled")
-    assert metadata.raw("PUT", "/latest/api/token", **{TTL: "60"})[0] == 403
-    assert metadata.raw("GET", "/latest/meta-data/")[0] == 403
-
-
 def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None:
     node, other = lab_laptop.launch(2, InstanceMarketOptions=SPOT)
     metadata = MetadataClient(lab_laptop.login(node))
@@ -210,33 +119,6 @@ def test_spot_interruption_notice_and_termination(lab_laptop: LabLaptop) -> None
 
 
 NOTICES = ("spot/instance-action", "spot/termination-time", "events/recommendations/rebalance")
-
-
-def test_only_a_spot_node_can_be_interrupted_once(lab_laptop: LabLaptop) -> None:
-    fixed, spot = lab_laptop.launch()[0], lab_laptop.launch(InstanceMarketOptions=SPOT)[0]
-    for name, seconds, words in (
-        (fixed["InstanceId"], 5, "is not a spot instance"),
-        ("i-unknown", 5, "no node"),
-        (spot["InstanceId"], -1, "seconds must be"),
-        (spot["InstanceId"], 1e12, "seconds must be"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            control.interrupt(lab_laptop.sim, name, seconds=seconds)
-    control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
-    with pytest.raises(UsageError, match="already has its notice"):
-        control.interrupt(lab_laptop.sim, spot["InstanceId"], seconds=3600)
-    lab_laptop.terminate(spot["InstanceId"])
-    (shown,) = lab_laptop.describe(spot["InstanceId"])
-    assert shown["StateReason"]["Code"] == "Client.UserInitiatedShutdown"
-
-
-def test_metadata_is_not_subject_to_rules_and_faults(lab_laptop: LabLaptop) -> None:
-    lab_laptop.ec2.revoke_security_group_egress(
-        GroupId=lab_laptop.group, IpPermissions=[{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
-    )
-    client = lab_laptop.login(lab_laptop.launch()[0])
-    assert MetadataClient(client)("meta-data/placement/region") == "us-east-1"
-    assert attempt(client, "timeout 2 bash -c '</dev/tcp/169.254.169.254/22'").status != 0
 
 
 FLOOD = """

@@ -81,12 +81,6 @@ def test_metadata_has_the_credentials_of_the_role(node: Node) -> None:
     assert {"LastUpdated", "Type", "SecretAccessKey", "Token", "Expiration"} < found.keys()
 
 
-def test_node_without_profile_has_no_credentials(lab_laptop: LabLaptop, bucket: str) -> None:
-    node = Node(lab_laptop.login(lab_laptop.launch()[0]))
-    assert node.metadata("iam/security-credentials/").split()[-1] == "404"
-    assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a", Body="x") == "NoCredentialsError"
-
-
 def test_role_may_write_where_its_policy_allows(node: Node, lab: control.Simulator) -> None:
     assert node.s3("put_object", Bucket=BUCKET, Key="allowed/a b+%é", Body="written") == "ok"
     answer = client_of(lab, "s3").get_object(Bucket=BUCKET, Key="allowed/a b+%é")
@@ -100,32 +94,3 @@ def test_role_may_not_write_or_read_elsewhere(node: Node) -> None:
     assert node.s3("get_object", Bucket=BUCKET, Key="allowed/a").startswith("AccessDenied")
     unknown = {"variables": "AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b", "Key": "allowed/a", "Body": "x"}
     assert node.s3("put_object", Bucket=BUCKET, **unknown).startswith("InvalidAccessKeyId")
-
-
-def test_bucket_of_another_region_is_named_and_an_unknown_one_is_not_found(
-    node: Node, lab: control.Simulator
-) -> None:
-    """301 with the region in a header, which clients follow."""
-    iam, name = client_of(lab, "iam"), "results-in-oregon"
-    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy(name, ""))
-    for _ in make_bucket(client_of(lab, "s3", region_name="us-west-2"), name, "us-west-2"):
-        assert node.s3("put_object", region="us-west-2", Bucket=name, Key="a", Body="x") == "ok"
-        assert node.s3("put_object", Bucket=name, Key="a", Body="x").startswith(("ok", "PermanentRedirect"))
-    iam.put_role_policy(RoleName="writer", PolicyName="more", PolicyDocument=policy("not-there", ""))
-    assert node.s3("put_object", Bucket="not-there", Key="a", Body="x").startswith("NoSuchBucket")
-    iam.delete_role_policy(RoleName="writer", PolicyName="more")
-
-
-def test_closed_egress_makes_s3_unreachable(lab_laptop: LabLaptop, profile: str) -> None:
-    group = lab_laptop.make_group("no-egress")
-    everything = [{"IpProtocol": "-1", "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
-    node = Node(
-        lab_laptop.login(lab_laptop.launch(IamInstanceProfile={"Name": profile}, SecurityGroupIds=[group])[0])
-    )
-    request = {"Bucket": BUCKET, "Key": "allowed/egress", "Body": "x"}
-    assert node.s3("put_object", **request) == "ok"
-    lab_laptop.ec2.revoke_security_group_egress(GroupId=group, IpPermissions=everything)
-    assert node.s3("put_object", **request) == "ConnectTimeoutError"
-    https = [{"IpProtocol": "tcp", "FromPort": 443, "ToPort": 443, "IpRanges": [{"CidrIp": "0.0.0.0/0"}]}]
-    lab_laptop.ec2.authorize_security_group_egress(GroupId=group, IpPermissions=https)
-    assert node.s3("put_object", **request) == "ok"

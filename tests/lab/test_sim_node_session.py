@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 
-import pytest
 from support.harness import until
 from support.labnode import LabLaptop, inside, reachable
 from support.simlab import Laptop
@@ -43,12 +42,7 @@ def test_ssh_server_answers_without_route_and_rule(lab_laptop: LabLaptop) -> Non
         assert session(lab_laptop.sim, node["InstanceId"], b"x\n").stdout.startswith(b"SSH-2.0-OpenSSH")
 
 
-@pytest.mark.parametrize(
-    ("number", "code", "message"), [(signal.SIGHUP, 0, b""), (signal.SIGINT, 130, b"interrupted")]
-)
-def test_end_by_ssh_is_no_interrupt(
-    laptop: Laptop, number: signal.Signals, code: int, message: bytes
-) -> None:
+def test_end_by_ssh_is_no_interrupt(laptop: Laptop) -> None:
     """ssh sends SIGHUP to its proxy command when the connection has ended (OpenSSH, sshconnect.c:
     ssh_kill_proxy_command)."""
     (node,) = laptop.launch()
@@ -64,11 +58,9 @@ def test_end_by_ssh_is_no_interrupt(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(4) == b"SSH-"
-        process.send_signal(number)
+        process.send_signal(signal.SIGHUP)
         _, err = process.communicate(timeout=300)
-    assert process.returncode == code
-    assert message in err
-    assert (err == b"") is (message == b"")
+    assert (process.returncode, err) == (0, b"")
 
 
 def test_unknown_target_is_refused_as_by_aws(sim: control.Simulator) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -10,14 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, Node, until
+from support.agentnode import Node
 
 from agent.jobs import rank_records
 from agent.node import store
 from agent.watch.activity import Activity, GpuLoad, gpu_load
 from agent.watch.gpus import Gpus
 from cloudddp.agent.protocol.jobs import RankRecord
-from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.progress import TrainingState
 from cloudddp.agent.protocol.readings import GpuReading
 
 # Uses as many ticks of CPU time as it is asked to, or reads 4 MiB.
@@ -128,25 +127,11 @@ def test_load_of_gpus(loads: list[tuple[float | None, float | None]], found: Gpu
 
 
 SHOW = "import os\nprint(os.environ.get('CLOUDDDP_STATUS_FILE'))\n"
-REPORT = {"state": "running", "step": 120, "steps": 3000, "best_accuracy": 0.5, "epoch": 3, "note": "\x1b[2J"}
-
-
-def writing(text: str) -> str:
-    return f"import os\nopen(os.environ['CLOUDDDP_STATUS_FILE'], 'w').write({text!r})\n"
 
 
 def test_only_rank_0_gets_a_status_file(node: Node) -> None:
     node.start(SHOW, SHOW)
     assert node.follow().logs == {0: f"{node.folder() / 'status.json'}\n".encode(), 1: b"None\n"}
-
-
-def test_report_is_in_every_reply_about_the_job(node: Node) -> None:
-    node.start(writing(json.dumps(REPORT)) + FOREVER)
-    first = until(lambda: node.state().training)
-    assert first is not None
-    assert first == TrainingStatus(first.reported, TrainingState.RUNNING, 120, 3000, 0.5)
-    seen = [node.follow(wait=False).state.training, node.cancel().training, node.follow().state.training]
-    assert seen == [first] * 3
 
 
 @pytest.mark.parametrize(

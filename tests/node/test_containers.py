@@ -17,9 +17,8 @@ from typing import Any
 
 import pytest
 from support import jail
-from support.agentnode import FOREVER, HANG_GUARD, SAVES, Node, alive, first_of, gang_of, processes_of, until
+from support.agentnode import FOREVER, SAVES, Node, alive, gang_of, until
 
-from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Container, Process, SetupReply
 
@@ -115,12 +114,6 @@ print(json.dumps({{
     assert "--gpus=all" not in words
 
 
-def test_exit_code_of_a_rank_in_a_container(docker: Node) -> None:
-    start(docker, "import sys; print('about to fail', file=sys.stderr); sys.exit(7)")
-    state = docker.follow().state
-    assert (state.phase, state.exit_code, first_of(state).cause) == (JobPhase.FAILED, 7, Cause.RANK)
-
-
 def test_rank_gets_sigterm_once_and_no_container_is_left(docker: Node) -> None:
     start(docker, SAVES)
     until(lambda: (docker.project / "ready").exists())
@@ -173,17 +166,10 @@ def test_setup_runs_in_the_container_once_for_each_image(docker: Node) -> None:
     assert len(calls(docker, "pull")) == 2
 
 
-@pytest.mark.parametrize(
-    ("image", "torch", "said"),
-    [
-        ("no-such-image:1", False, "repository does not exist"),
-        ("no-torch:1", True, "it has no torch"),
-    ],
-)
-def test_image_that_cannot_be_used_is_named(plain: Node, image: str, torch: bool, said: str) -> None:
-    reply = set_up(plain, image=image, torch=torch)
+def test_image_that_cannot_be_used_is_named(plain: Node) -> None:
+    reply = set_up(plain, image="no-such-image:1", torch=False)
     assert (reply.exit_code, bool(reply.image)) == (1, True)
-    assert said in reply.output
+    assert "repository does not exist" in reply.output
     assert set_up(plain, image="train:1", torch=False).exit_code == 0
 
 
@@ -198,19 +184,3 @@ def test_missing_docker_and_python_are_named(plain: Node, tmp_path: Path) -> Non
     reply = set_up(plain)
     assert (reply.exit_code, bool(reply.image)) == (127, True)
     assert "docker: not found" in reply.output.replace("command not found", "not found")
-
-
-def test_failing_command_of_the_setup_is_no_failure_of_the_image(docker: Node) -> None:
-    reply = set_up(docker, "echo why; exit 3")
-    assert (reply.exit_code, reply.image, reply.output) == (3, "", "why\n")
-
-
-def test_cancelled_setup_leaves_no_container(docker: Node) -> None:
-    process = docker.begin(
-        docker.setting_up("touch began; sleep 600", container=Container(IMAGE, torch=False))
-    )
-    until(lambda: (docker.project / "began").exists())
-    assert docker.cancel(grace=0.5).left == 0
-    assert process.wait(HANG_GUARD) == 0
-    assert set(processes_of(docker.home)) == set()
-    assert list((docker.home / ".simulated-containers").iterdir()) == []

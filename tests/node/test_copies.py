@@ -6,17 +6,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.agentnode import Node, free_port, until
+from support.agentnode import Node, until
 from support.buckets import ROOT, objects
 from support.exposed import files_with
 from support.imds import Metadata, given_a_role
@@ -115,17 +113,6 @@ def test_outputs_logs_and_verdict_are_copied(node: Node, s3: S3) -> None:
     assert (link["ContentLength"], link["Metadata"]["link"]) == (0, "model.pt")
 
 
-def test_without_outputs_every_new_file_is_copied(node: Node, s3: S3) -> None:
-    (node.project / "input").write_text("input")
-    code = (
-        "import os\nfor name in ('model.pt', 'big'): open(name, 'w')\nos.symlink('../far', 'far'); "
-        "os.mkdir('../far'); open('far/x', 'w')\n"
-    )
-    found = copied(node, code, results=replace(TO, outputs=(), scratch=("big",)))
-    assert (found.phase, found.notes) == (CopyPhase.COMPLETE, ())
-    assert sorted(name for name in keys(s3) if "outputs" in name) == ["outputs/far/x", "outputs/model.pt"]
-
-
 def test_copy_without_all_results_of_a_failed_job_is_incomplete(node: Node, s3: S3) -> None:
     code = WRITE + (
         "open('runs/a\\nb', 'w'); open('runs/a\\\\nb', 'w')\n"
@@ -142,32 +129,21 @@ def test_copy_without_all_results_of_a_failed_job_is_incomplete(node: Node, s3: 
 DENIED = refusal("403 Forbidden", "AccessDenied", "User: x is not authorized")
 
 
-@pytest.mark.parametrize(("is_denied", "seconds"), [(True, 300.0), (False, 100.0)])
-def test_node_whose_results_are_not_in_s3_stays_for_a_pull(
-    node: Node, s3: S3, is_denied: bool, seconds: float
-) -> None:
-    """One whose results are there ends as planned. A copy that is denied ends at once."""
-    s3.answer = lambda _: DENIED if is_denied else None
+def test_node_whose_results_are_not_in_s3_stays_for_a_pull(node: Node, s3: S3) -> None:
+    """A copy that is denied ends at once."""
+    s3.answer = lambda _: DENIED
     found = copied(node, WRITE + "open('runs/model', 'w').write('weights')", poweroff=100.0, keep=300.0)
-    assert found.phase is (CopyPhase.INCOMPLETE if is_denied else CopyPhase.COMPLETE)
-    assert found.error == ("AccessDenied: User: x is not authorized" if is_denied else "")
-    assert not is_denied or len(set(s3.requests)) == len(s3.requests), "none is repeated"
+    assert found.phase is CopyPhase.INCOMPLETE
+    assert found.error == "AccessDenied: User: x is not authorized"
+    assert len(set(s3.requests)) == len(s3.requests), "none is repeated"
     plan = node.store / "poweroff.json"
-    until(lambda: json.loads(plan.read_text())["seconds"] == seconds)
+    until(lambda: json.loads(plan.read_text())["seconds"] == 300.0)
 
 
 def test_node_without_role_is_reported(node: Node, metadata: Metadata) -> None:
     metadata.found["placement/region"] = "us-east-1"
     found = copied(node, "pass")
     assert found.error == "the node has no credentials: no instance profile with a role is attached to it"
-
-
-def test_unreachable_endpoint_is_given_up(node: Node, s3: S3) -> None:
-    node.variables["AWS_ENDPOINT_URL_S3"] = f"http://127.0.0.1:{free_port()}"
-    found = copied(node, "pass", results=replace(TO, patience=4.0))
-    assert found.phase is CopyPhase.INCOMPLETE
-    assert "files were not copied in time" in found.error
-    assert "Could not connect to the endpoint URL" in found.error
 
 
 def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
@@ -186,29 +162,6 @@ def test_failed_requests_are_repeated(node: Node, s3: S3) -> None:
     assert (found.phase, failures) == (CopyPhase.COMPLETE, 0)
     assert body(s3, "outputs/runs/model.pt") == b"weights"
     assert sum("/outputs/runs/a?" in one for one in s3.requests) == 1
-
-
-def test_killed_upload_is_repeated(node: Node, s3: S3) -> None:
-    killed: list[int] = []
-
-    def kill(environ: dict[str, Any]) -> None:
-        if not killed and environ["PATH_INFO"].endswith("/model.pt"):
-            found = [int(one.name) for one in Path("/proc").glob("[0-9]*") if is_upload(one, node.home)]
-            killed.extend(found)
-            for pid in found:
-                os.kill(pid, signal.SIGKILL)
-
-    s3.answer = kill
-    assert copied(node, WRITE + "open('runs/model.pt', 'w').write('w')").phase is CopyPhase.COMPLETE
-    assert len(killed) == 1
-    assert body(s3, "outputs/runs/model.pt") == b"w"
-
-
-def is_upload(process: Path, home: Path) -> bool:
-    with contextlib.suppress(OSError):
-        if (process / "cmdline").read_bytes().endswith(b"\0upload\0"):
-            return f"HOME={home}\0".encode() in (process / "environ").read_bytes()
-    return False
 
 
 def test_only_regular_files_that_stay_the_same_are_copied(s3: S3, tmp_path: Path) -> None:
@@ -253,17 +206,6 @@ def test_only_regular_files_that_stay_the_same_are_copied(s3: S3, tmp_path: Path
         {"number": 3, "lost": "it changed while it was copied"},
         {"number": 4, "lost": "No such file or directory"},
     ]
-
-
-def test_bucket_of_another_region(node: Node, s3: S3) -> None:
-    def elsewhere(environ: dict[str, Any]) -> tuple[str, bytes] | None:
-        if "/eu-central-1/s3/" in environ["HTTP_AUTHORIZATION"]:
-            return None
-        return refusal("301 Moved Permanently", "PermanentRedirect", Region="eu-central-1")
-
-    s3.answer = elsewhere
-    assert copied(node, "print(1)").phase is CopyPhase.COMPLETE
-    assert body(s3, "logs/ranks/0.log").startswith(b"1")
 
 
 def test_credentials_are_those_of_the_role_and_stay_in_the_upload(node: Node, s3: S3) -> None:

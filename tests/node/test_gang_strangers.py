@@ -226,9 +226,7 @@ class Broken:
 
 # Of the next attempt: it has to wait for that. tests/unit/test_gang_step.py has other attempts.
 FLOOD = Message(
-    Kind.ENDED,
-    attempt=1,
-    report=Report(False, (Observed(Failure(1, Cause.RANK), 0.0, ("x" * 1000,) * 50),)),
+    Kind.ENDED, attempt=1, report=Report(False, (Observed(Failure(1, Cause.RANK), 0.0, ("x" * 1000,) * 50),))
 )
 
 

@@ -1,4 +1,4 @@
-"""A rank that writes 1 GB without a line break: no process of the agent takes memory for it."""
+"""A rank that writes 256 MB without a line break: no process of the agent takes memory for it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from support.gangs import parent_of
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.jobs import MAX_LINE, MAX_LINES
 
-SIZE = 1 << 30
+SIZE = 1 << 28
 MEMORY = 64 << 20  # bytes that a process of the agent may take
 WRITE = """
 import os, time
 piece = b'x' * (1 << 20)
-for _ in range(1 << 10):
+for _ in range(1 << 8):
     os.write(1, piece)
 open("written", "w").close()
 while not os.path.exists("go"): time.sleep(0.02)
@@ -56,7 +56,7 @@ def test_huge_lines_take_no_memory_of_the_agent(node: Node) -> None:
     log = node.folder() / "ranks" / "0.log"
     assert log.stat().st_size == SIZE
     until(lambda: log.stat().st_blocks * 512 <= 72 << 20)
-    for selection in ({}, {"tail": 1}, {"tail": 1_000_000}, {"since": 3600.0}):
+    for selection in ({}, {"tail": 1_000_000}, {"since": 3600.0}):
         assert_followed(node, **selection)
     wrapper = parent_of(node.rank_pid())
     supervisor = parent_of(wrapper)

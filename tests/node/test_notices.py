@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, SAVES, STUBBORN, Node, first_of, until
+from support.agentnode import FOREVER, SAVES, Node, first_of, until
 from support.imds import Metadata
 
 from agent.node import deadline, imds
@@ -34,16 +34,6 @@ def test_spot_notice_lets_ranks_save(node: Node, metadata: Metadata) -> None:
     first = Failure(0, Cause.NOTICE, exit_code=143, detail=detail)
     assert state.verdict == Verdict(JobPhase.FAILED, 143, 0, first, at=state.ended)
     assert state.ranks[0].exit_code == 143
-
-
-def test_rank_that_does_not_end_is_killed_before_its_node_ends(node: Node, metadata: Metadata) -> None:
-    node.start(STUBBORN, grace=1.0)
-    until((node.project / "ready").exists)
-    ends = metadata.announce(17, "stop")
-    state = node.ended()
-    assert datetime.now(UTC) < ends
-    assert first_of(state).cause is Cause.NOTICE
-    assert state.ranks[0].signal == 9
 
 
 def event(state: str, code: str, when: datetime) -> dict[str, str]:
@@ -96,18 +86,12 @@ def test_deadline_is_announced_once_and_again_where_it_was_moved(
     assert [watch.announcement(110.0) is None for _ in range(2)] == [False, True]
 
 
-@pytest.mark.parametrize(("given", "moved"), [(6.0, 60.0), (3600.0, 16.0)], ids=["later", "earlier"])
-def test_job_follows_a_deadline_that_is_moved(node: Node, given: float, moved: float) -> None:
+def test_job_follows_a_deadline_that_is_moved(node: Node) -> None:
     """Also with nobody connected: `extend` leaves the new one on the node."""
-    node.start(SAVES, deadline=Deadline(given, "the old time"), save=15.0)
+    node.start(SAVES, deadline=Deadline(600.0, "the old time"), save=15.0)
     until((node.project / "ready").exists)
-    ends = time.time() + moved
+    ends = time.time() + 20.0
     (node.store / "deadline").write_text(f"{ends}\n")
-    if moved > given:
-        time.sleep(given)  # the old one passes
-        assert not node.state().phase.ended
-        node.cancel()
-        return
     at = datetime.fromtimestamp(ends, UTC)
     assert first_of(node.ended()).detail == f"the cluster's deadline is at {at:%Y-%m-%d %H:%M} UTC"
 

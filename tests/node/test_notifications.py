@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 from support.agentnode import Node, gone, processes_of, until
 from support.gangs import Make
-from support.imds import Metadata
 from support.programs import first_on_path
 from support.webhooks import SECRET, Webhook
 
@@ -25,7 +24,7 @@ from agent.jobs import job_record
 from agent.node import store
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.start import Deadline, OnStall
+from cloudddp.agent.protocol.start import Deadline
 
 TOKEN = "hunter2-the-value-of-a-variable"
 ENV = {"TOKEN": TOKEN, "CLOUDDDP_CLUSTER": "demo"}
@@ -96,16 +95,7 @@ def test_report_gets_what_programs_wrote_without_values(
     }
 
 
-def test_success_is_sent_with_the_progress(node: Node, hook: Webhook) -> None:
-    node.start(REPORTS, env=ENV, notify=hook.url)
-    found = hook.wait("succeeded")
-    head = f"[succeeded] script.py (job {node.id()}) on cluster demo after "
-    assert found["text"] == f"{head}{timedelta(seconds=round(found['seconds']))} (step 120 of 3000)"
-    assert found["usd"] is None
-    assert (found["node"], found["exit_code"]) == (None, 0)
-
-
-@pytest.mark.parametrize(("status", "tries"), [(500, 2), (307, 1), (404, 1)])
+@pytest.mark.parametrize(("status", "tries"), [(500, 2), (404, 1)])
 def test_answer_that_is_no_success_is_noted(node: Node, hook: Webhook, status: int, tries: int) -> None:
     """A redirect is not followed."""
     hook.status = status
@@ -196,30 +186,13 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     assert holding(SECRET, node.folder()) == []
 
 
-@pytest.mark.parametrize(
-    ("command", "why"),
-    [("true; ./no-such-file", "was not found on the node"), ('"/dev/null"', "is not executable")],
-)
-def test_command_that_cannot_run_is_noted(node: Node, command: str, why: str) -> None:
-    node.start("", notify=command)
-    until(lambda: f"notification of 'succeeded' was not sent: the command {why}" in log(node))
+def test_command_that_cannot_run_is_noted(node: Node) -> None:
+    node.start("", notify="true; ./no-such-file")
+    noted = "notification of 'succeeded' was not sent: the command was not found on the node"
+    until(lambda: noted in log(node))
 
 
 # -- before the end ------------------------------------------------------------------------------------------
-
-
-def test_spot_notice_is_sent_before_the_verdict(node: Node, hook: Webhook, metadata: Metadata) -> None:
-    node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url)
-    until((node.project / "ready").exists)
-    ends = metadata.announce(120)
-    hook.wait("notice", "preempted")
-    assert [one["exit_code"] for one in hook.bodies] == [None, 143]
-    why = f"node 0 is about to end: AWS ends it at {ends:%H:%M:%S} UTC (spot notice)"
-    why += "; the ranks were told to save"
-    for one, event in zip(hook.bodies, ("notice", "preempted"), strict=True):
-        lasted = ", running for 0:00:" if event == "notice" else " after 0:00:"
-        assert one["text"].startswith(f"[{event}] script.py (job {node.id()}) on cluster demo{lasted}")
-        assert one["text"].endswith(f": {why}")
 
 
 def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook) -> None:
@@ -236,20 +209,6 @@ def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook
     assert hook.wait("deadline", "cancelled")["text"].startswith("[cancelled] script.py")
 
 
-def test_stall_that_is_left_alone_is_sent_and_a_failed_delivery_is_no_activity(
-    node: Node, hook: Webhook
-) -> None:
-    hook.status = 404
-    node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url, stall_minutes=0.04, on_stall=OnStall.LEAVE)
-    found = hook.wait("stalled")
-    assert "the job has stalled" in found["text"]
-    until(lambda: "HTTP 404" in (node.folder() / "supervisor.log").read_text())
-    assert "HTTP 404" not in log(node)
-    assert node.state().stall is not None
-    node.cancel(grace=0.0)
-    hook.wait("stalled", "cancelled")
-
-
 # -- faults --------------------------------------------------------------------------------------------------
 
 
@@ -264,10 +223,3 @@ def test_next_node_sends_the_verdict_where_the_first_one_dies(gangs: Make, hook:
     assert found["node"] == 0
     gang.gone()
     hook.wait("failed")
-
-
-def test_supervisor_sends_the_verdict_where_its_guard_was_killed(node: Node, hook: Webhook) -> None:
-    guard = node.start(SLEEP, env=ENV, grace=0.0, notify=hook.url)
-    until((node.project / "ready").exists)
-    os.kill(guard, signal.SIGKILL)
-    assert hook.wait("failed")["node"] == 0

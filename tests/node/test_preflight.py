@@ -4,9 +4,6 @@ values."""
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,16 +20,6 @@ from cloudddp.agent.protocol.start import Container, Process
 
 def path(folder: Path) -> str:
     return f"{folder}:{os.environ['PATH']}"
-
-
-def environment(folder: Path, torch: str, cuda: str, nccl: str) -> str:
-    """Return the Python of a new virtual environment that has these versions installed."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
-    (packages,) = folder.glob("lib/python3*/site-packages")
-    for name in (f"torch-{torch}.dist-info", f"nvidia_nccl_cu12-{nccl}.dist-info", "torch"):
-        (packages / name).mkdir()
-    (packages / "torch" / "version.py").write_text(f"__version__ = '{torch}'\ncuda: str | None = '{cuda}'\n")
-    return str(folder / "bin" / "python")
 
 
 def refused(job: Gangs) -> str:
@@ -64,21 +51,6 @@ def test_gpus_and_drivers_that_differ(gangs: Make, tmp_path: Path) -> None:
     assert refused(job) == "; ".join(expected)
 
 
-def test_versions_that_differ(gangs: Make, tmp_path: Path) -> None:
-    job = gangs(2, preflight=True)
-    versions = (("2.11.0", "12.8", "2.27.3"), ("2.10.0", "12.6", "2.26.2"))
-    requests = {}
-    for node, found in zip(job.nodes, versions, strict=True):
-        python = environment(tmp_path / f"venv{node.number}", *found)
-        own = (Process((), (python, node.script(FOREVER)), {"RANK": str(node.number)}),)
-        requests[node] = node.starting(processes=own, gang=job.gang)
-    job.start_requests(requests)
-    assert refused(job) == (
-        "torch differs: 2.11.0 on node 0; 2.10.0 on node 1; CUDA differs: 12.8 on node 0; 12.6 on node "
-        "1; NCCL differs: 2.27.3 on node 0; 2.26.2 on node 1"
-    )
-
-
 def test_images_that_differ(gangs: Make) -> None:
     """A tag has moved, and one node has pulled it before. No container is started, so no Docker is needed."""
     job = gangs(2, preflight=True)
@@ -90,19 +62,6 @@ def test_images_that_differ(gangs: Make) -> None:
     job.start_requests(requests)
     said = "the image of job.container differs: sha256:0 on node 0; sha256:1 on node 1"
     assert refused(job) == said
-
-
-@pytest.mark.skipif(
-    "CI" not in os.environ and shutil.which("faketime") is None, reason="faketime is not installed"
-)
-def test_clock_that_differs(gangs: Make) -> None:
-    job = gangs(2, preflight=True)
-    asked = subprocess.run(
-        ["faketime", "-f", "-3600", "printenv", "LD_PRELOAD"], check=True, capture_output=True, text=True
-    )
-    job[1].variables |= {"LD_PRELOAD": asked.stdout.strip(), "FAKETIME": "-3600"}
-    job.start(FOREVER, FOREVER)
-    assert refused(job) == "the clock of node 1 is -3600 s from that of node 0"
 
 
 def test_comparison_is_left_out_on_request(gangs: Make, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,24 +53,6 @@ def test_probe_waits_for_the_gpus_of_the_type(
     nvidia_smi.does(f"cat {tmp_path}/calls")
     assert node.probe(gpus=expected, gpu_seconds=60.0).gpus == seen
     assert nvidia_smi.calls == calls
-
-
-def test_probe_for_files_alone_starts_no_program(node: Node, nvidia_smi: NvidiaSMI, tmp_path: Path) -> None:
-    nvidia_smi.does("exit 1")
-    (tmp_path / "calls").touch()
-    (node.project / "a.py").write_text("x")
-    found = node.probe(manifest_digest="0" * 32, only_files=True)
-    assert found.differs
-    assert (found.gpus, nvidia_smi.calls) == (0, 0)
-
-
-def test_type_without_gpus_waits_for_none(node: Node, nvidia_smi: NvidiaSMI) -> None:
-    """nvidia-smi is installed on the image, and fails where there is no GPU."""
-    nvidia_smi.does("exit 9")
-    began = time.monotonic()
-    assert node.probe(gpus=0, gpu_seconds=60.0).gpus == 0
-    assert nvidia_smi.calls == 1
-    assert time.monotonic() - began < 30
 
 
 def test_gpus_that_are_left_are_counted(node: Node, nvidia_smi: NvidiaSMI) -> None:
@@ -167,9 +148,7 @@ def test_python_without_torch_has_no_torch_gpus(node: Node) -> None:
             "raise ImportError('libcudart.so.13: cannot open')",
             "exited with 1: ImportError: libcudart.so.13: cannot",
         ),
-        ("import os; os._exit(7)", "exited with 7: no output"),
         ("import os; print('[]', flush=True); os._exit(0)", "exited with 0: no output"),
-        ("import time; time.sleep(600)", "python took longer than 2 s"),
     ],
 )
 def test_torch_that_cannot_be_imported_has_no_gpus(

@@ -93,10 +93,7 @@ MESSAGES: list[Any] = [
         gpu_seconds=60.0,
         torch_seconds=9.0,
     ),
-    Listing(
-        {"caf\xe9": Entry(FILE, 0o644, 5, -1, ""), "a/b/l": Entry(LINK, 0, 0, 0, "../x")},
-        {"a": 0o755},
-    ),
+    Listing({"caf\xe9": Entry(FILE, 0o644, 5, -1, ""), "a/b/l": Entry(LINK, 0, 0, 0, "../x")}, {"a": 0o755}),
     Wants((0, 2), {2: Known(7, "0" * 32)}, 1),
     ReceiveRequest("p", "0" * 64, "10.0.0.1"),
     ReceiveEvent(Wants(), lost="x", port=5, note="x", done=ReceiveReply(1)),

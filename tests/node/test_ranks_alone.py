@@ -11,21 +11,6 @@ from cloudddp.agent.protocol.phases import JobPhase
 
 NOTE = "node 1: no rank has connected to another node"
 ADDRESSES = ("127.0.0.3", "127.0.0.2")
-# As torch.distributed's store, on the first node; the rank of the other one connects from a child process.
-STORE = "import socket, time\nserver = socket.create_server(('127.0.0.3', {port}))\ntime.sleep(8)\n"
-CLIENT = """
-import multiprocessing, socket, time
-def connect():
-    while True:
-        try:
-            client = socket.create_connection(('127.0.0.3', {port}))
-            return time.sleep(7)
-        except OSError:
-            time.sleep(0.05)
-if __name__ == '__main__':
-    multiprocessing.Process(target=connect).start()
-    time.sleep(8)
-"""
 # A group of its own, as that of mp.spawn with MASTER_ADDR=localhost.
 LOCAL = (
     "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\nclient = "
@@ -51,9 +36,3 @@ def ended(job: Gangs, *scripts: str) -> list[str]:
 def test_node_that_trains_alone_is_named_once(gangs: Make) -> None:
     logs = ended(apart(gangs), LOCAL, LOCAL)
     assert [log.count(NOTE) for log in logs] == [0, 1]
-
-
-def test_connection_to_another_node_is_enough(gangs: Make) -> None:
-    job = apart(gangs)
-    port = job.gang.peers[0].port + 1
-    assert NOTE not in ended(job, STORE.format(port=port), CLIENT.format(port=port))[1]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support import nvidia
-from support.agentnode import Node, gone, processes_of, until
+from support.agentnode import Node, gone, until
 
 from agent.jobs import rank_records
 from agent.node import store
@@ -50,13 +50,9 @@ BURNS = "import os\nos.fork()\nprint(flush=True)\nwhile True: pass"
         ("0, 97, 71012, 81559, 61, 651.32, 40", GpuReading(0, 97, 71012, 81559, 61, 651.32, 40)),
         ("7,0,0,16384,30,35", GpuReading(7, 0, 0, 16384, 30, 35.0)),
         ("1, [N/A], 5, 6, [Not Supported], [Unknown Error]", GpuReading(1, None, 5, 6)),
-        ("2, 50", GpuReading(2, 50)),
         ("3, 1, 2, 3, 4, 5, 6, 7", GpuReading(3, 1, 2, 3, 4, 5, 6)),
-        ("3, nan, 1, 2, 4, 5", None),
         ("", None),
-        ("No devices were found", None),
         ("-1, 1, 2, 3, 4, 5", None),
-        ("0, 1e300, 2, 3, 4, 5", None),
         ("[N/A], 1, 2, 3, 4, 5", None),
     ],
 )
@@ -217,24 +213,3 @@ def test_readings_are_streamed_until_the_laptop_disconnects(node: Node) -> None:
     assert step.wait(10) == 0
     node.cancel(grace=0)
     gone(node.home)  # nvidia-smi, too
-
-
-@pytest.mark.usefixtures("gpus")
-def test_readings_are_kept_with_a_job_and_end_with_it(node: Node) -> None:
-    node.start(REPORTS)
-    until((node.folder() / READINGS_FILE).exists)
-    (first, *_) = until(lambda: records(node.folder()))
-    assert [one.rank for one in first.ranks] in ([0], [])  # it may not have started yet
-    node.cancel(grace=0)
-    gone(node.home)
-
-
-def test_node_without_job_and_gpu(node: Node) -> None:
-    step = node.begin(ReadingsRequest(0.2, "project"))
-    assert step.stdout is not None
-    assert processes_of(node.home)
-    (reading,) = FrameDecoder().feed(step.stdout.readline())
-    assert isinstance(reading, Reading)
-    assert (reading.gpus, reading.ranks, reading.metrics) == ((), (), {})
-    step.stdout.close()
-    step.wait(10)

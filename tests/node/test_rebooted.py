@@ -34,13 +34,9 @@ KILLED = first(Cause.RANK, rank=1, exit_code=143, signal=15)
         ("its end was not recorded", JobPhase.LOST, None, None, True),
         ("the others lost it", JobPhase.FAILED, -60, first(Cause.SILENT, peer=0), True),
         ("they noticed after it had started again", JobPhase.FAILED, 20, first(Cause.SILENT, peer=0), True),
-        ("its agent was asked to end", JobPhase.FAILED, -60, first(Cause.AGENT), True),
         ("its agent had ended long before", JobPhase.FAILED, -9000, first(Cause.AGENT), False),
-        ("another node was lost", JobPhase.FAILED, -60, first(Cause.AGENT, 0), False),
         ("a rank failed", JobPhase.FAILED, -60, first(Cause.RANK, rank=1, exit_code=7), False),
-        ("the shutdown ended a rank first", JobPhase.FAILED, -60, KILLED, True),
         ("a rank was killed long before", JobPhase.FAILED, -600, KILLED, False),
-        ("it had succeeded", JobPhase.SUCCEEDED, -60, None, False),
         ("it was cancelled", JobPhase.CANCELLED, -60, None, False),
     ],
 )

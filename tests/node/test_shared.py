@@ -97,13 +97,6 @@ def test_first_node_that_was_replaced_is_mounted_anew(
     assert (second.project / "shared/new").exists()
 
 
-def test_closed_port_of_a_file_system_is_named(pair: tuple[Node, Node]) -> None:
-    sudo = pair[0].home.parent / "bin/sudo"
-    sudo.write_text("#!/bin/sh\nkill -KILL $$\n")  # as sudo does after timeout(1)
-    reply = set_up(pair[0], SharedFolder("efs", "10.0.0.9:/", owned=True))
-    assert "security groups of the file system must admit TCP port 2049" in reply.output
-
-
 def new(node: Node) -> NewFilesReply:
     return node.call(NewFilesRequest("p", (), ()))
 
@@ -150,15 +143,6 @@ def test_shared_files_are_not_copied_between_nodes(pair: tuple[Node, Node]) -> N
     )
     assert done.stdout == "['b.pt'] ['b.pt']\n"
     assert first.end() == []
-
-
-def test_missing_program_and_a_folder_in_its_place_are_named(pair: tuple[Node, Node]) -> None:
-    first, second = pair
-    (second.project / "shared").mkdir()
-    set_up(first, OWN)
-    reply = set_up(second, OTHER)
-    assert (reply.exit_code, reply.data) == (1, True)
-    assert "[[shared]] path = shared: the project has a file or folder there" in reply.output
 
 
 def test_missing_programs_are_installed_first(pair: tuple[Node, Node]) -> None:

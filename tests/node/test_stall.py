@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -14,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import Node, Refused, alive, first_of, free_port, until
+from support.agentnode import Node, Refused, alive, first_of, until
 from support.gangs import Gangs
 from support.programs import first_on_path, program
 
@@ -22,7 +20,7 @@ from agent.ranks import launchers
 from agent.watch import py_spy
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.stacks import TOOLS, StacksRequest, summary
+from cloudddp.agent.protocol.stacks import StacksRequest, summary
 from cloudddp.agent.protocol.start import OnStall, Process
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
@@ -94,35 +92,6 @@ def test_stalled_job_ends_on_all_nodes_and_names_the_rank_that_is_elsewhere(pair
         assert ("load_batch" if rank == 2 else "all_reduce") in text
 
 
-# Rank 3 answers as NCCL's RAS, for the whole job.
-ANSWERS = """
-import os, socket, threading
-report = (
-    "Communicators... (0.00s)\\n\\nErrors\\n\\n#0-0 (cf264af53edbe986) INCOMPLETE\\n"
-    "  Missing communicator data from 1 rank\\n  The missing rank: 2\\n"
-)
-def answer():
-    while True:
-        connection, _ = server.accept()
-        connection.recv(99)
-        connection.sendall(b"OK\\n" + report.encode())
-        connection.close()
-if os.environ["RANK"] == "3":
-    server = socket.create_server(("127.0.0.1", int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2])))
-    threading.Thread(target=answer, daemon=True).start()
-"""
-
-
-def test_stall_has_what_nccl_reports_of_all_ranks(pair: Pair) -> None:
-    pair.run(ANSWERS + HANG, NCCL_RAS_ADDR=f"127.0.0.1:{free_port()}")
-    assert first_of(pair.verdict()).detail.endswith(
-        "; NCCL RAS: #0-0 (cf264af53edbe986) INCOMPLETE; Missing communicator data from 1 rank; "
-        "The missing rank: 2"
-    )
-    for node in pair.nodes:
-        assert "The missing rank: 2" in (node.folder() / "stacks" / "nccl-ras.txt").read_text()
-
-
 def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
     # At every moment the ranks are in line 3, and in no function of Python's library. They use no processor
     # time: a single tick in one of the 0.15 s between two looks would be activity.
@@ -145,13 +114,6 @@ def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_somethi
         (node.project / "done").touch()
     assert pair.verdict().phase is JobPhase.SUCCEEDED
     assert pair.log(0, 0).count(b"stalled") == 1
-
-
-def test_stalled_job_is_started_again(pair: Pair) -> None:
-    code = "import os, time\nif os.environ['CLOUDDDP_ATTEMPT'] == '0': time.sleep(600)\n"
-    pair.run(code, on_stall=OnStall.RESTART, retries=1)
-    verdict = pair.verdict()
-    assert (verdict.phase, verdict.restarts) == (JobPhase.SUCCEEDED, 1)
 
 
 def calls(node: Node) -> list[str]:
@@ -233,57 +195,3 @@ def test_rank_that_waits_for_a_file_server_is_looked_at_once(
         assert py_spy.dump(str(tool), stuck.pid) == ([], py_spy.STUCK)
         os.killpg(stuck.pid, signal.SIGKILL)
     assert (tmp_path / "calls").read_text() == "\n"
-
-
-def test_reply_to_a_start_names_the_program_that_was_sent(node: Node) -> None:
-    tool = b"#!/bin/sh\n"
-    digest = hashlib.sha256(tool).hexdigest()
-    for job, expected in (("first", ""), ("second", digest)):
-        reply = node.call(node.starting("pass", job=job))
-        assert (reply.platform, reply.tool) == (f"linux-{os.uname().machine}", expected)
-        node.ended(job)
-        folder = node.home / TOOLS  # as a transfer does
-        folder.mkdir(exist_ok=True)
-        (folder / "py-spy").write_bytes(tool)
-
-
-TORCH_HANG = """
-import os, time
-SLOW = int(os.environ["SLOW"])
-import torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-def load_batch(step):
-    if step == 3 and dist.get_rank() == SLOW:
-        time.sleep(600)
-    return torch.ones(4, 8)
-def train():
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 1), torch.nn.BatchNorm1d(1)))
-    for step in range(10):
-        batch = load_batch(step)
-        loss = model(batch).sum()
-        if step == 2:
-            torch._C._distributed_c10d._dump_fr_trace_file(dist.get_rank(), True, True, False)
-        loss.backward()
-dist.init_process_group("gloo")
-train()
-"""
-
-
-@pytest.mark.torch
-def test_hang_of_a_real_training_is_explained_and_dumps_are_in_the_folder_of_the_job(
-    pair: Pair,
-) -> None:
-    torch = pytest.importorskip("torch")
-    env = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "SLOW": "2"}
-    env |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "CUDA_VISIBLE_DEVICES": ""}
-    pair.run(TORCH_HANG, minutes=0.1, **env)
-    first = first_of(pair.verdict())
-    assert (first.cause, first.rank, first.node) == (Cause.STALL, 2, 1)
-    assert first.detail.endswith(
-        "; ranks 1 and 3 wait in all_reduce of DDP's gradients (script.py:17); "
-        "rank 0 waits in broadcast of DDP's buffers (script.py:14); rank 2 is in load_batch (script.py:8)"
-    )
-    for rank in range(4):
-        dump = pair.nodes[rank // 2].folder() / "flight-recorder" / f"rank_{rank}"
-        entries = pickle.loads(dump.read_bytes())["entries"]  # noqa: S301  of the rank above
-        assert "gloo:all_reduce" in {one["profiling_name"] for one in entries}, torch.__version__

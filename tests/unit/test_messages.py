@@ -5,11 +5,14 @@ from __future__ import annotations
 import ast
 import functools
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
+from support.harness import ROOT
+from support.pages import BLOCK
 
 import cloudddp
 from cloudddp.cli.main import main
@@ -88,14 +91,22 @@ def test_commands_of_messages_exist_and_quote_their_values() -> None:
     assert [one for one in commands if one[1]] == []
 
 
+def test_commands_of_the_pages_exist() -> None:
+    pages = [ROOT / "docs/quickstart.md", *(ROOT / "docs/how-to").glob("*.md")]
+    found = 0
+    for page in pages:
+        text = "".join(block for kind, block in BLOCK.findall(page.read_text()) if kind == "sh")
+        for line in text.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            script = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))
+            if words and words[0] == "cloudddp":
+                found += 1
+                assert problem(words[:script]) == "", f"{page.name}: {line}"
+    assert found > 40
+
+
 GIVEN = GlobalOptions(
-    cluster="a b",
-    config="x.toml",
-    region="us-east-1",
-    profile="work",
-    sim=True,
-    verbose=True,
-    timings=True,
+    cluster="a b", config="x.toml", region="us-east-1", profile="work", sim=True, verbose=True, timings=True
 )
 
 
@@ -105,7 +116,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
 @pytest.mark.parametrize(
     ("options", "command", "line"),
     [
-        (GlobalOptions(), "cloudddp up", "cloudddp up"),
         (
             GIVEN,
             "cloudddp up",
@@ -113,7 +123,6 @@ NAMED = GlobalOptions(cluster="x", region="r")
         ),
         (GlobalOptions(sim=True), "cloudddp pull -- '-a b'", "cloudddp --sim pull -- '-a b'"),
         (GIVEN, "cloudddp sim stop", "cloudddp sim stop"),
-        (GIVEN, "cloudddp init", "cloudddp init"),
         (GIVEN, "cloudddp --sim up", "cloudddp --sim up"),
         (
             GlobalOptions(cluster="x", region="us-west-2"),
@@ -125,14 +134,10 @@ NAMED = GlobalOptions(cluster="x", region="r")
             "aws ec2 create-default-vpc --region us-west-2",
             "aws ec2 create-default-vpc --region us-west-2 --profile 'my work'",
         ),
-        (GlobalOptions(profile="work"), "ssh a@b", "ssh a@b"),
-        (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),  # of the role's source profile
+        (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),
         (GIVEN, "aws ec2 x", "cloudddp sim exec -- aws ec2 x"),
-        (GIVEN, "ssh a@b", "cloudddp sim exec -- ssh a@b"),
-        # The options after `--` or a script are not cloudddp's.
         (NAMED, "cloudddp launch -- a.py -c y", "cloudddp -c x --region r launch -- a.py -c y"),
         (NAMED, "cloudddp launch a.py -c", "cloudddp -c x --region r launch a.py -c"),
-        (NAMED, "cloudddp exec -- aws --region", "cloudddp -c x --region r exec -- aws --region"),
         (NAMED, "cloudddp down -c y --region q", "cloudddp down -c y --region q"),
     ],
 )

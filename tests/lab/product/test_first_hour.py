@@ -1,5 +1,6 @@
-"""Ten tasks of a first hour, as shell commands of somebody who knows torchrun only: what they need, what they
-show, and how many commands there are. The first one, to install, is in tests/cli/test_packaging.py."""
+"""Tasks of a first hour, as shell commands of somebody who knows torchrun only: what they need, what they
+show, and how many commands there are. To install is in tests/cli/test_packaging.py; the first job, results,
+another day and the detached job are in test_pages.py."""
 
 from __future__ import annotations
 
@@ -17,17 +18,6 @@ import os
 rank = int(os.environ["RANK"])
 print("rank", rank, "of", os.environ["WORLD_SIZE"], flush=True)
 """
-SAVES = (
-    SCRIPT
-    + """
-import torch
-step = torch.load("out/model.pt")["step"] if os.path.exists("out/model.pt") else 0
-print("begins at step", step, flush=True)
-if rank == 0:
-    os.makedirs("out", exist_ok=True)
-    torch.save({"step": step + 10}, "out/model.pt")
-"""
-)
 READS = SCRIPT + 'print("lines:", len(open("data/train.txt").readlines()), flush=True)\n'
 FAILS = SCRIPT + 'if rank == 1:\n    raise ValueError("the third batch is empty")\n'
 SECRET = SCRIPT + 'print("key of", len(os.environ["API_KEY"]), "characters")\n'
@@ -44,16 +34,10 @@ class Task:
     files: dict[str, str] = field(default_factory=dict)
     code: int = 0
     shows: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
     fail: tuple[int, ...] = ()
 
 
 TASKS = {
-    "quickstart": Task(
-        ["cloudddp init --example .", "cloudddp run train.py --epochs 1"],
-        shows=("epoch 1 of 1", "nothing is left"),
-        results=("checkpoints/last.pt",),
-    ),
     "a project with requirements": Task(
         # Nodes of the simulator reach no package index: the message names the two lines that help.
         ["cloudddp init", RUN, "sed -i 's/^environment.*/&\\nwheels = \"wheels\"/' cloudddp.toml", RUN],
@@ -72,25 +56,10 @@ TASKS = {
         code=1,
         shows=("failed: rank 1 on node ", "ValueError: the third batch is empty", "nothing is left"),
     ),
-    "results": Task([RUN], {"train.py": SAVES}, shows=("begins at step 0",), results=("out/model.pt",)),
-    "continue tomorrow": Task(
-        [RUN, "cloudddp up", "cloudddp sync --results", "cloudddp launch train.py", "cloudddp down"],
-        {"train.py": SAVES},
-        shows=("begins at step 0", "begins at step 10"),
-    ),
     "a secret": Task(
         ["export API_KEY=0123456789", "cloudddp run -e API_KEY train.py"],
         {"train.py": SECRET},
         shows=("key of 10 characters",),
-    ),
-    "fire and forget": Task(
-        ["cloudddp run -d --keep 1 train.py", "cloudddp logs -f", "cloudddp pull"],
-        {"train.py": SAVES},
-        shows=("or once unused for 1 min 00 s (--keep of job ", "begins at step 0"),
-        results=("out/model.pt",),
-    ),
-    "everything removed": Task(
-        ["cloudddp up -n 1", "cloudddp down", "cloudddp ls"], shows=("nothing is left",)
     ),
 }
 
@@ -134,7 +103,4 @@ def test_task_of_the_first_hour(name: str, reader: CommandLine, ec2: Any) -> Non
         assert done.returncode == expected, f"{command}: {shown}"
     for text in task.shows:
         assert text in shown, shown
-    for path in task.results:
-        assert list(folder.glob(f"results/*/{path}")), shown
-    if name != "fire and forget":  # its nodes end a minute after the job
-        assert remaining(ec2, reader.cluster).instances == []
+    assert remaining(ec2, reader.cluster).instances == []

@@ -12,7 +12,7 @@ from support.harness import CommandLine, instances_of, remaining, wait_for
 
 from cloudddp.simulator import control
 
-SCALE = 0.05
+SCALE = 0.12
 LIMIT = 5 * 60 * SCALE  # seconds: the shortest
 
 

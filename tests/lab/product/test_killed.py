@@ -9,7 +9,7 @@ import pytest
 from support.harness import CommandLine, wait_for
 from support.jobs import homes, newest, written
 
-SCALE = 0.05
+SCALE = 0.15
 TOML = """\
 [cluster]
 idle_minutes = 0

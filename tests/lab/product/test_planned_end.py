@@ -13,7 +13,7 @@ from support.harness import CommandLine, finished, instances_of, no_capacity, wa
 from support.jobs import newest, written
 from test_resume import COUNT
 
-SCALE = 0.1
+SCALE = 0.15
 MINUTE = 60 * SCALE  # seconds
 TOML = '[job]\nrendezvous = "direct"\nnproc_per_node = 1\nheartbeat = 4\n'
 
