@@ -9,7 +9,7 @@ import pytest
 from support.training import launch
 
 FLAGS = (*launch.TINY, "--synthetic-size", 96, "--epochs", 1)
-SLEEP = 0.3  # seconds
+SLEEP = 1.0  # seconds
 
 
 @pytest.mark.parametrize(("slow", "where", "flags"), [(0, "before", ()), (1, "inside", ("--accumulate", 2))])
@@ -24,7 +24,8 @@ def test_only_the_slow_rank_reports_long_work(
     reports = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
     assert all(one["step"] > 1 for one in reports)
     assert reports[slow]["work_seconds"] >= SLEEP
-    assert reports[1 - slow]["work_seconds"] < SLEEP / 1.5
+    # A busy machine slows both down.
+    assert reports[slow]["work_seconds"] - reports[1 - slow]["work_seconds"] > SLEEP / 2
 
 
 def test_other_ways_to_parallelize_report_steps_only(tmp_path: Path) -> None:
