@@ -22,6 +22,8 @@ from support.skips import Failures, Skips, select_slow_and_skipped
 from support.terminal import Terminal
 from support.tiers import is_slow, mark_slow_tests
 
+from cloudddp.simulator.ec2.speed import data_files_parsed_once
+
 # Settings of the interpreter that a developer may have: without byte code each of thousands of processes
 # compiles what it imports, and unbuffered output behaves in another way when a disk is full.
 for _name in [name for name in os.environ if name.startswith("PYTHON") and name != "PYTHONPATH"]:
@@ -102,6 +104,13 @@ def no_simulator_is_left(
     if left:
         simulators.stop(str(base))
     assert left == []
+
+
+@pytest.fixture(scope="session", autouse=True)
+def parsed_models() -> Iterator[None]:
+    """EC2's model is 3 MB, and every boto3 session would parse it again."""
+    with data_files_parsed_once():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -6,18 +6,12 @@ AWS_ENDPOINT_URL decides where calls go: AWS, the simulator, or any other endpoi
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import functools
-import gzip
 import os
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
-
-import msgspec
 
 from cloudddp import __version__, timings
 from cloudddp.aws import answers
@@ -70,7 +64,7 @@ class AWS:
         self._observe = observe
         try:
             core = botocore.session.Session(profile=profile)
-            core.register_component("data_loader", model_loader(core))
+            core.get_scoped_config()  # raises for a profile that does not exist
             self.region: str = region or core.get_config_variable("region") or ""
             self.credentials = Credentials(core, ask, finishing=finishing)
             core.register_component("credential_provider", self.credentials)
@@ -276,7 +270,6 @@ def require_region(name: str, session: Any = None) -> None:
         import botocore.session
 
         core = botocore.session.Session()
-        core.register_component("data_loader", model_loader(core))
     known = regions(core)
     if name not in known:
         raise RegionError(f"unknown AWS region {name!r}", hint=nearest(name, known))
@@ -322,60 +315,3 @@ def _no_profile(core: Any) -> UsageError:
     elif not hint.startswith("did you mean"):  # there may be hundreds
         hint = one_line(f"your profiles: {some(known, _LISTED)}", 600)
     return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)
-
-
-def model_loader(session: Any) -> Any:
-    """Return botocore's loader of service models, with `ModelFiles` to read the files.
-
-    To load one model, botocore first searches the folders of all 400 services for a file of that type, once
-    for each of two types: 2,600 system calls. Here every folder counts as a service, so a service without a
-    model of the requested type raises DataNotFoundError, not UnknownServiceError.
-    """
-    from botocore.loaders import create_loader
-
-    loader = create_loader(session.get_config_variable("data_path"))
-    loader.file_loader = ModelFiles()
-    loader.list_available_services = lambda _type: _folders(tuple(loader.search_paths))
-    return loader
-
-
-@functools.cache
-def _folders(parents: tuple[str, ...]) -> list[str]:
-    """Return the names of the folders in `parents`; like botocore, skip a parent that cannot be searched."""
-    return sorted(
-        {
-            entry.name
-            for parent in parents
-            if os.path.isdir(parent)  # noqa: PTH112  Path.is_dir raises PermissionError
-            for entry in os.scandir(parent)
-            if entry.is_dir()
-        }
-    )
-
-
-class ModelFiles:
-    """Reads botocore's service models with msgspec; takes the place of botocore.loaders.JSONFileLoader.
-
-    EC2's model is 3 MB of JSON: with the json module, `cloudddp status` takes a seventh more processor time.
-    """
-
-    def exists(self, file_path: str) -> bool:
-        """Return whether there is a model at a path without extension."""
-        return any(Path(f"{file_path}{extension}").is_file() for extension in _OPEN)
-
-    def load_file(self, file_path: str) -> Any:
-        """Return the model at a path without extension, or None if there is none."""
-        for extension in _OPEN:
-            with contextlib.suppress(FileNotFoundError):
-                return _read_model(file_path, extension)
-        return None
-
-
-_OPEN: Mapping[str, Callable[..., Any]] = {".json": open, ".json.gz": gzip.open}
-
-
-@functools.cache
-def _read_model(file_path: str, extension: str) -> Any:
-    """Return a parsed model, read once per process. Raises FileNotFoundError."""
-    with _OPEN[extension](f"{file_path}{extension}", "rb") as file:
-        return msgspec.json.decode(file.read())

@@ -12,7 +12,6 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, ConnectError, ConnectionLost, Message, NodeError, inert
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
-from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 from cloudddp.text import node_list
 
 _BOOT_SECONDS = 600.0  # in which a replacement may boot
@@ -37,7 +36,7 @@ def connected(
     """
     # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
     # the request would be sent later.
-    found = session.cluster(meanwhile=paramiko_loaded_meanwhile)
+    found = session.cluster()
     if found.missing:
         _report_missing(session.console, found, refuse=whole)
     if only is not None:

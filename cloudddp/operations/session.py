@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic
@@ -173,19 +172,14 @@ class Session(Generic[ReporterT_co]):
     def ownership(self, aws: AWS) -> Ownership:
         return Ownership(aws, anyone=self.anyone)
 
-    def cluster(
-        self, *, meanwhile: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
-    ) -> Cluster:
-        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none.
-        `meanwhile` surrounds what waits for AWS."""
+    def cluster(self) -> Cluster:
+        """Return the caller's live cluster of that name. Raises CloudDDPError where there is none."""
         aws = self.aws()
         try:
-            with meanwhile():
-                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
+            found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
         except lookup.NoCluster as error:
-            with meanwhile():
-                aws = self.relocated(aws, error)
-                found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
+            aws = self.relocated(aws, error)
+            found = lookup.get(aws, self.settings.cluster.name, self.ownership(aws))
         self.warn_of(found)
         return found
 

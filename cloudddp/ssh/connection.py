@@ -11,9 +11,6 @@ import base64
 import contextlib
 import errno
 import logging
-import sys
-import threading
-from collections.abc import Iterator
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -37,39 +34,6 @@ DEFAULT_WINDOW, STREAM_WINDOW = 2 << 20, 16 << 20
 FASTEST = 160_000_000
 
 LOOPBACK = "127.0.0.1"
-
-_loading = threading.Lock()
-
-
-def load_paramiko() -> None:
-    """Import paramiko, without invoke, which paramiko needs only for `Match exec` in SSHConfig, which is not
-    used here.
-
-    invoke and its copy of PyYAML are almost half of the import.
-    """
-    with _loading:
-        if "paramiko" in sys.modules:
-            return
-        is_loaded = "invoke" in sys.modules
-        if not is_loaded:
-            sys.modules["invoke"] = None  # type: ignore[assignment]  # an import of it raises ImportError
-        try:
-            with timings.span("imports: paramiko"):
-                import paramiko  # noqa: F401
-        finally:
-            if not is_loaded:
-                del sys.modules["invoke"]
-
-
-@contextlib.contextmanager
-def paramiko_loaded_meanwhile() -> Iterator[None]:
-    """Import paramiko while the body waits for something else; return when both have ended."""
-    thread = threading.Thread(target=load_paramiko, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        thread.join()
 
 
 def silence_log() -> None:
@@ -114,8 +78,8 @@ class Connection:
 
     @classmethod
     def _open(cls, target: Target, host_key: str, connect_timeout: float, window: int) -> Connection:
-        load_paramiko()  # 0.1 s, which commands without SSH do not need; likewise below
-        import paramiko
+        with timings.span("imports: paramiko"):
+            import paramiko  # 0.2 s, which commands without SSH do not need; likewise below
 
         from cloudddp.ssh.transport import make_transport
 

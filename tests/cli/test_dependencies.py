@@ -6,23 +6,14 @@
 from __future__ import annotations
 
 import ast
-import gzip
 import importlib
-import json
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import botocore.loaders
-import botocore.session
 import pytest
-from botocore.exceptions import DataNotFoundError, UnknownServiceError
 from support.harness import ROOT
-
-from cloudddp.aws import client
-from cloudddp.ssh.connection import load_paramiko
 
 # Our folder -> the packages whose private names it may use.
 OTHERS = {
@@ -103,7 +94,6 @@ def test_imported_names_exist() -> None:
     """In functions, too, where a missing one would show only when it is needed."""
     packages = {package.partition(".")[0] for names in OTHERS.values() for package in names} - {"http"}
     missing = []
-    load_paramiko()
     for nodes in parsed(ROOT / "cloudddp"):
         for node in nodes:
             if isinstance(node, ast.ImportFrom) and str(node.module).partition(".")[0] in packages:
@@ -114,35 +104,3 @@ def test_imported_names_exist() -> None:
                     except ImportError:
                         missing.append(f"{node.module}.{alias.name}")
     assert missing == []
-
-
-def unshared_loader() -> Any:
-    """botocore's loader, with files of its own: moto adds shapes to the models that it has loaded, and
-    `speed.data_files_parsed_once`, which other tests of this process use, shares them with every loader."""
-
-    def load_file(path: str) -> Any:
-        for extension, opening in ((".json", open), (".json.gz", gzip.open)):
-            if Path(path + extension).is_file():
-                with opening(path + extension, "rb") as file:
-                    return json.load(file)
-        return None
-
-    loader = botocore.loaders.Loader()
-    loader.file_loader.load_file = load_file
-    return loader
-
-
-def test_models_equal_those_of_botocores_loader() -> None:
-    session = botocore.session.Session()
-    ours, theirs = client.model_loader(session), unshared_loader()
-    for service in ("ec2", "sts", "ssm"):
-        for kind in ("service-2", "endpoint-rule-set-1"):
-            assert ours.load_service_model(service, kind) == theirs.load_service_model(service, kind)
-            assert ours.list_api_versions(service, kind) == theirs.list_api_versions(service, kind)
-    available = set(ours.list_available_services("service-2"))
-    assert set(theirs.list_available_services("service-2")) <= available
-    with pytest.raises(UnknownServiceError):
-        ours.load_service_model("nonexistent", "service-2")
-    assert ours.load_data("partitions") == theirs.load_data("partitions")
-    with pytest.raises(DataNotFoundError):
-        ours.load_data("nonexistent")

@@ -14,15 +14,6 @@ def spans(text: str) -> list[str]:
     return [line.split(None, 2)[2].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
 
 
-def test_paramiko_is_imported_while_aws_answers(cli: Any) -> None:
-    """Not while boto3 is imported: the two would compete, and the request would be sent later."""
-    direct(cli)
-    _, errors = cli.start("exec", "--timings", "--", "true", cold=True).communicate(timeout=300)
-    found = spans(errors)
-    steps = ["imports: boto3", "AWS client: ec2", "imports: paramiko", "SSH connect"]
-    assert [name for name in found if name in steps] == steps
-
-
 def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     direct(cli, nodes=2, ranks=1)
     cli.write("hello.py", "print('hello')")

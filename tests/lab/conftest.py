@@ -17,15 +17,7 @@ from support.simlab import Laptop, client_of
 
 from cloudddp.simulator import control
 from cloudddp.simulator.aws import CONDITIONS, rehearse
-from cloudddp.simulator.ec2.speed import data_files_parsed_once
 from cloudddp.simulator.linux import processes
-
-
-@pytest.fixture(scope="session", autouse=True)
-def parsed_models() -> Iterator[None]:
-    """EC2's model is 3 MB, and every boto3 session would parse it again."""
-    with data_files_parsed_once():
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,8 @@ import paramiko  # noqa: F401
 
 import cloudddp
 import cloudddp.__main__
-from cloudddp.aws import client
 from cloudddp.config import schema
+from cloudddp.simulator.ec2 import speed
 
 # The modules of the simulator run in another process, except `control`.
 OTHERS = "cloudddp.simulator."
@@ -31,7 +31,8 @@ def modules() -> list[str]:
 for name in [*modules(), "cloudddp.simulator.control"]:
     importlib.import_module(name)
 
-_loader = client.model_loader(botocore.session.Session())
+speed.data_files_parsed_once().__enter__()  # for good
+_loader = botocore.session.Session().get_component("data_loader")
 for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
     _loader.load_data(name)
 for service in ("ec2", "sts", "ssm"):

@@ -155,17 +155,6 @@ def test_down_imports_nothing_of_jobs() -> None:
     assert not {name for name in found if name.startswith("cloudddp.job")}
 
 
-def test_paramiko_is_imported_without_invoke() -> None:
-    found = modules_after("from cloudddp.ssh import connection\nconnection.load_paramiko()")
-    assert "paramiko" in found
-    assert not {name for name in found if name.partition(".")[0] in ("invoke", "asyncio", "yaml")}
-
-
-def test_invoke_can_be_imported_afterwards() -> None:
-    found = modules_after("from cloudddp.ssh import connection\nconnection.load_paramiko()\nimport invoke")
-    assert {"paramiko", "invoke.tasks"} <= found
-
-
 # -- what the laptop's part uses is on macOS, too ------------------------------------------------------------
 
 # What Python has on Linux only.

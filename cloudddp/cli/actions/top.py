@@ -17,14 +17,13 @@ from cloudddp.config import timing
 from cloudddp.config.command_line import GlobalOptions
 from cloudddp.formats import width_of
 from cloudddp.job.readings import CONNECTING, ClusterReadings
-from cloudddp.ssh.connection import paramiko_loaded_meanwhile
 
 REFRESH = 0.5  # seconds between two states of a terminal
 
 
 def top(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool, once: bool) -> None:
     session = start_session(console, options, anyone=anyone)
-    cluster = session.cluster(meanwhile=paramiko_loaded_meanwhile)
+    cluster = session.cluster()
     # A question for a code would be in the middle of the table.
     readings = ClusterReadings(cluster, session.settings.cluster, lambda: session.aws(finishing=True))
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json and not once
