@@ -6,8 +6,9 @@ MUTANTS := .venv-mutants
 LOWEST := .venv-lowest
 SITE := .venv-site
 PROCESSORS := $(shell nproc 2>/dev/null || echo 2)
-# Four more than there are processors: tests wait for nodes, but each worker imports what all the tests need.
-WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 4 )))
+# Two more than there are processors: tests wait for nodes, but each worker collects all tests, which takes 10 to 30 s of
+# processor time, and more of them at the same time miss the time limits of what they test.
+WORKERS ?= $(shell echo $$(( $(PROCESSORS) + 2 )))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # Byte code is compiled at the first import: most of the installed modules are never imported.
