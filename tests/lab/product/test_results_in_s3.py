@@ -123,8 +123,8 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
     cli.ok("pull", "--all-nodes")
     base = Path(cli.cwd, "results", job)
     assert (base / "node1/runs/a b/model-1.pt").read_text() == "weights of 1"
-    assert (base / "node0/runs/a b/last.pt").readlink() == Path("model-0.pt")
-    assert (base / "node0/runs/a b/large").read_bytes() == bytes(range(256)) * (40 << 12)
+    assert (base / "runs/a b/last.pt").readlink() == Path("model-0.pt")
+    assert (base / "runs/a b/large").read_bytes() == bytes(range(256)) * (40 << 12)
     assert "trained 1" in (base / "cloudddp-logs/node1/ranks/1.log").read_text()
     cli.ok("down", "-y")
     assert cli("pull", "--job", job, "--to", "again").returncode == 0
