@@ -22,8 +22,8 @@ from cloudddp.simulator.hosts.machines import root_image
 DEBOOTSTRAP = """\
 #!/bin/sh
 for word; do target=$word; done
-echo call >> {folder}/calls
 mkdir -p $target/etc
+echo call >> {folder}/calls
 while [ -e {folder}/hold ]; do sleep 0.05; done
 if [ -e {folder}/fail ]; then echo "E: Couldn't download packages: systemd"; exit 1; fi
 echo made > $target/etc/made
