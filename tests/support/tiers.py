@@ -86,7 +86,7 @@ SLOW = {
     "node/test_ranks_alone.py": "2 s each",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     # Single tests of the agent.
-    "node/test_sync_node.py::test_folder_of_the_most_files": "8 s; no project comes near it",
+    "node/test_sync_node.py::test_folder_of_many_files": "20,000 files; few projects come near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_loader.py": "worker processes",
