@@ -52,7 +52,8 @@ class Pull(Transfer):
         return traffic.received()
 
     def _folders(self, contender: str) -> list[Path]:
-        return [self.memory / contender / f"node{rank}" for rank in range(len(self.cluster.public))]
+        to = self.memory / contender
+        return [to, *(to / f"node{rank}" for rank in range(1, len(self.cluster.public)))]
 
     def _pull(self) -> None:
         from cloudddp.agent.protocol.file_steps import PackRequest
