@@ -2,7 +2,7 @@
 (.ci/run).
 
 `TEST_SKIPS=FILE make test` writes which tests were skipped to FILE; `TEST_SKIPPED=FILE make test-all` runs
-those and the slow ones, and nothing else.
+those and the slow ones, and nothing else. Every run prints a failure when it happens.
 """
 
 from __future__ import annotations

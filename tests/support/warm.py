@@ -31,7 +31,8 @@ def modules() -> list[str]:
 for name in [*modules(), "cloudddp.simulator.control"]:
     importlib.import_module(name)
 
-speed.data_files_parsed_once().__enter__()  # for good
+_shared = speed.data_files_parsed_once()  # for good: without a name it would end at once
+_shared.__enter__()
 _loader = botocore.session.Session().get_component("data_loader")
 for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
     _loader.load_data(name)

@@ -61,7 +61,7 @@ def pull_from_s3(
     if not files and all(one.is_empty for one in outputs.values()):
         raise CloudDDPError(
             f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
-            f"{min(targets)} in {place.url}",
+            f"{min(targets, default=zero)} in {place.url}",
             hint="--all-nodes copies those of all nodes"
             if len(found) > 1 and not wanted.all_nodes
             else f"look with `aws s3 ls --recursive {q(place.url)}`",

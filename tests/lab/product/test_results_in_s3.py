@@ -129,6 +129,9 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
     cli.ok("down", "-y")
     assert cli("pull", "--job", job, "--to", "again").returncode == 0
     assert Path(cli.cwd, "again/runs/a b/model-0.pt").exists()
+    for name in found:
+        s3.delete_object(Bucket=BUCKET, Key=f"team/{cli.cluster}/{job}/{name}")
+    assert "nothing to pull: no files of node 0" in cli.fails(1, "pull", "--job", job, "--all-nodes")
 
 
 def test_unreachable_s3_does_not_keep_the_nodes(cli: CommandLine, ec2: Any, s3: Any) -> None:
