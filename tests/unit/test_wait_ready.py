@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -70,8 +70,9 @@ def test_limit_depends_on_the_type(
     monkeypatch: pytest.MonkeyPatch, kind: str, gpus: int | None, minutes: int
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(time, "sleep", lambda _: now.__setitem__(0, now[0] + 10.0))
+    # The module's own clock: other threads of this process sleep too.
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda _: now.__setitem__(0, now[0] + 10.0))
+    monkeypatch.setattr(removal, "time", clock)
     ending: Any = inventory_instance("i-a", Tags(gpus=gpus), state="shutting-down", type=kind)
     assert removal.wait_terminated(cast(AWS, None), lambda: [ending]) == [ending]
     assert now[0] == pytest.approx(60 * minutes, abs=11)
