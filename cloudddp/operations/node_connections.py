@@ -34,8 +34,6 @@ def connected(
     is no error. `needed`, with `partly`: only these nodes have to answer, the silence of another one is a
     warning. `only`: connect to this node, so that the others may be idle and end.
     """
-    # paramiko is imported after the request to AWS: two threads that import compete for the interpreter, and
-    # the request would be sent later.
     found = session.cluster()
     if found.missing:
         _report_missing(session.console, found, refuse=whole)

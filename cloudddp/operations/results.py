@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import posixpath
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -68,7 +69,7 @@ class PullRequest:
         chosen = nodes if self.all_nodes else [zero if self.node is None else self.node]
         if self.to is not None and not self.all_nodes:
             return dict.fromkeys(chosen, self.to)
-        return folders_of(chosen, zero, self.paths or written, folder)
+        return folders_of(chosen, zero, (*self.paths, *written), folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,10 +355,11 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
 
 def folders_of(nodes: Iterable[int], zero: int | None, written: Iterable[str], to: Path) -> dict[int, Path]:
     """Return where the results of these nodes go: `to` for those of rank 0's node, `zero`, unless it has
-    `written` one with the name of another node's folder; for the others a folder of their own."""
+    `written` one with the name of a node's folder, now or at an earlier pull; for the others a folder of
+    their own."""
     folders = {node: to / f"node{node}" for node in nodes}
-    own = {to / name.partition("/")[0] for name in written}
-    if zero in folders and own.isdisjoint(folders.values()):
+    collides = any(re.fullmatch(r"node\d+", name.partition("/")[0], re.IGNORECASE) for name in written)
+    if zero in folders and not collides and not folders[zero].exists():
         folders[zero] = to
     return folders
 

@@ -240,11 +240,13 @@ def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> No
         ([0, 1], 0, "out/", {0: ".", 1: "node1"}),
         ([1], 1, "out/", {1: "."}),
         ([1], None, "", {1: "node1"}),
-        # Rank 0 has written a folder of the name that node 1's files get.
+        # Rank 0 has written a folder of the name that a node's files get, also of one that is not asked for.
         ([0, 1], 0, "node1/", {0: "node0", 1: "node1"}),
         ([0, 1], 0, "node1/out/a.pt", {0: "node0", 1: "node1"}),
-        ([0, 1], 0, "node2/", {0: ".", 1: "node1"}),
-        ([0], 0, "node1/", {0: "."}),
+        ([0, 1], 0, "node2/", {0: "node0", 1: "node1"}),
+        ([0], 0, "node1/", {0: "node0"}),
+        ([0], 0, "Node1/", {0: "node0"}),
+        ([0], 0, "nodes/node1", {0: "."}),
     ],
 )
 def test_folder_of_each_node(
@@ -253,6 +255,12 @@ def test_folder_of_each_node(
     to = Path("results/job")
     expected = {node: to / name for node, name in folders.items()}
     assert folders_of(nodes, zero, [written], to) == expected
+
+
+def test_folder_of_rank_0_stays_once_everything_was_pulled(tmp_path: Path) -> None:
+    first = folders_of([0, 1], 0, ["node1/a"], tmp_path)
+    first[0].mkdir()
+    assert folders_of([0], 0, [], tmp_path) == {0: first[0]}
 
 
 @pytest.mark.parametrize(

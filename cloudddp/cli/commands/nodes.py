@@ -112,8 +112,8 @@ pull = Verb(
 
     PATHS are files or folders of the project on the nodes (default: job.outputs, or every file that jobs
     wrote in the project, up to job.pull_mb of those not pulled yet); they are no patterns. The id of a job is
-    taken as --job. Files of a node without rank 0 go to results/JOB/nodeN. Files that already
-    exist here are not sent again, and a transfer that broke continues. Exits with 1 if a result was left out.
+    taken as --job. Files of a node without rank 0 go to results/JOB/nodeN. Files that already exist here are
+    not sent again, and a transfer that broke continues. Exits with 1 if a result was left out.
 
     \b
     Examples:
