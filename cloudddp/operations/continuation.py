@@ -35,7 +35,7 @@ from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import cause_named
 from cloudddp.operations.reporter import Reporter, ReporterT
-from cloudddp.operations.results import report_lost
+from cloudddp.operations.results_on_nodes import report_lost
 from cloudddp.operations.session import Session
 from cloudddp.operations.start_job import Display, check_nodes_min, start_and_follow
 from cloudddp.text import node_list, one_line

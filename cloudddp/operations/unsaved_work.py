@@ -16,7 +16,7 @@ from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Message
 from cloudddp.job.results import new_files
-from cloudddp.operations.results import line_of, pull_command
+from cloudddp.operations.results_on_nodes import line_of, pull_command
 from cloudddp.ssh.fleet import Fleet
 from cloudddp.text import node_list
 

@@ -32,7 +32,8 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.project_scan import import_advice, listing_of
 from cloudddp.operations import deadlines
-from cloudddp.operations.results import ended_reports, only_elsewhere, report_new
+from cloudddp.operations.results import ended_reports
+from cloudddp.operations.results_on_nodes import only_elsewhere, report_new
 from cloudddp.operations.start_job import Detached, Display, JobStopped
 from cloudddp.text import node_list, with_colours, without_colours
 

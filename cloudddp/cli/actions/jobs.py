@@ -13,7 +13,7 @@ from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 from cloudddp.job.results import new_files
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import report_held
+from cloudddp.operations.results_on_nodes import report_held
 
 
 def jobs(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool) -> None:

@@ -30,8 +30,8 @@ from cloudddp.operations.results import (
     raise_incomplete,
     raise_left_out,
     raise_missing,
-    report_held,
 )
+from cloudddp.operations.results_on_nodes import report_held
 from cloudddp.text import one_line
 
 
