@@ -74,14 +74,16 @@ def test_killed_launcher_ends_all_ranks(gangs: Make) -> None:
 
 
 def test_killed_supervisor_ends_all_ranks(gangs: Make) -> None:
-    """Its guard records the same first cause. It is the node that would decide."""
+    """Its guard records the same first cause, and how it was killed. It is the node that would decide."""
     job = gangs(2)
     job.start(FOREVER, FOREVER)
     ranks = [pid for number in range(2) for pid in job.pids(number).ranks]
     kill(job[0].supervisor_pid())
     found = job.verdict(1)
     assert found == Verdict(JobPhase.FAILED, 1, 1, Failure(0, Cause.AGENT))
-    assert job.verdict(0) == replace(found, decided_by=0)
+    killed = Failure(0, Cause.AGENT, detail="it was killed by SIGKILL")
+    assert job.verdict(0) == replace(found, decided_by=0, first=killed)
+    assert "killed by SIGKILL" in (job[0].folder() / "supervisor.log").read_text()
     assert not any(map(alive, ranks))
 
 

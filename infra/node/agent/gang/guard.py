@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from agent.gang import decision, step, supervisor
 from agent.jobs import job_record, phases, poweroff
@@ -25,6 +25,7 @@ from agent.node import deadline, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat
 from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.sentences import signal_name
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
 ENDED_BY = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -54,10 +55,12 @@ def run(request: StartRequest) -> None:
                 sys.stderr.flush()
             os._exit(code)
     asked_to_end = _forward(child)
-    stuck = _wait(child, heartbeat, request.gang.silence, notifier.take)
+    killed = _wait(child, heartbeat, request.gang.silence, notifier.take)
+    if killed:
+        print(f"the supervisor: {killed}", file=sys.stderr, flush=True)
     if not phases.has_ended(folder):
         with contextlib.suppress(OSError):  # a full disk: what follows matters more
-            _record(folder, request, stuck or heartbeat.error)
+            _record(folder, request, killed or heartbeat.error)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
@@ -106,11 +109,11 @@ def _forward(child: int) -> list[int]:
 
 def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float, look: Callable[[], None]) -> str:
     """Wait for the supervisor, `look` at what it passes on, and reap the orphans of one that was killed. Kill
-    one that does not run its loop although this process runs, and return why; otherwise ''."""
+    one that does not run its loop although this process runs. Return how it was killed; otherwise ''."""
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])  # sigtimedwait takes it
     try:
         looked = frozen = time.monotonic()
-        while _is_left(child):
+        while (code := _exit_code(child)) is None:
             signal.sigtimedwait([signal.SIGCHLD], LOOK)
             look()
             now = time.monotonic()
@@ -119,25 +122,26 @@ def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float, look: Cal
             looked = now
             if now > max(heartbeat.until, frozen + patience) + LATE:
                 os.kill(child, signal.SIGKILL)
-                while _is_left(child) and time.monotonic() < now + REAP:
+                while _exit_code(child) is None and time.monotonic() < now + REAP:
                     signal.sigtimedwait([signal.SIGCHLD], LOOK)
                 return f"it did nothing for {now - heartbeat.until + patience:.0f} s, so it was killed"
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGCHLD])
-    return ""
+    return f"it was killed by {signal_name(-code)}" if code < 0 else ""
 
 
-def _is_left(child: int) -> bool:
-    """Reap what has ended; return whether this child has not."""
+def _exit_code(child: int) -> Optional[int]:
+    """Reap what has ended; return the exit code of this child, minus the signal that killed it; None while it
+    runs."""
     while True:
         try:
-            pid, _ = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return False
+            return 0
         if pid == child:
-            return False
+            return os.waitstatus_to_exitcode(status)
         if pid == 0:
-            return True
+            return None
 
 
 def _record(folder: Path, request: StartRequest, error: str) -> None:
