@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -211,10 +212,14 @@ def project(node: Node) -> Iterator[Path]:
             os.kill(pid, signal.SIGKILL)
 
 
-def test_guard_ends_them_after_its_supervisor_was_killed(node: Node, project: Path) -> None:
+@pytest.mark.parametrize("is_full", [False, True])
+def test_guard_ends_them_after_its_supervisor_was_killed(node: Node, project: Path, is_full: bool) -> None:
+    """Also where it can write to no file, as on a full disk."""
     node.start(DETACHED + "time.sleep(600)\n", grace=0.2)
     found, pid = Processes(node), daemon(project)
     assert alive(pid)
+    if is_full:
+        resource.prlimit(found.guard, resource.RLIMIT_FSIZE, (0, 0))
     kill(found.supervisor)
     until(lambda: not alive(found.guard))
     assert not alive(pid)

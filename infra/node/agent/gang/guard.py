@@ -55,12 +55,11 @@ def run(request: StartRequest) -> None:
                 sys.stderr.flush()
             os._exit(code)
     asked_to_end = _forward(child)
-    killed = _wait(child, heartbeat, request.gang.silence, notifier.take)
-    if killed:
-        print(f"the supervisor: {killed}", file=sys.stderr, flush=True)
+    why = _wait(child, heartbeat, request.gang.silence, notifier.take) or heartbeat.error
     if not phases.has_ended(folder):
         with contextlib.suppress(OSError):  # a full disk: what follows matters more
-            _record(folder, request, killed or heartbeat.error)
+            _record(folder, request, why)
+            print(f"the supervisor has ended: {why}", file=sys.stderr, flush=True)
     state = phases.recorded(folder)
     if state is None or state.started is None:
         return
