@@ -2,7 +2,7 @@
 Contenders:
 
 cloudddp   `cloudddp pull`, of all nodes with --all-nodes; it connects anew as every command does
-open       the same transfer in this process, over connections that are open
+open       the same transfer in this process, over connections that are open, with the agent that runs
 warm       one `rsync -a` per node in parallel, over OpenSSH connections that are open (ControlMaster)
 cold       the same, each over a connection of its own
 """
@@ -41,6 +41,13 @@ class Pull(Transfer):
 
     def clear(self, contender: str) -> None:
         shutil.rmtree(self.memory / contender, ignore_errors=True)
+
+    def prepare(self, contender: str) -> None:
+        """The questions of the command start the agent's process, which its transfer ends."""
+        from cloudddp.cluster.connect import probe
+
+        if contender == "open":
+            probe(self.opened.runner, self.opened.found, only_files=True)
 
     def check(self, contender: str, case: Case) -> None:
         for rank, folder in enumerate(self._folders(contender)):

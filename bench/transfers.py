@@ -50,8 +50,8 @@ CASES = {
     "2000": Case("2,000 x 4 KiB", 2_000, 4096),
     "20000": Case("20,000 x 4 KiB", 20_000, 4096),
     "1gb": Case("one file of 1 GB", 1, GB),
-    "unchanged": Case("2,000 x 4 KiB, unchanged", 2_000, 4096, 0),
-    "changed": Case("2,000 x 4 KiB, one changed", 2_000, 4096, 1),
+    "unchanged": Case("4,000 x 4 KiB, unchanged", 4_000, 4096, 0),
+    "changed": Case("4,000 x 4 KiB, one changed", 4_000, 4096, 1),
 }
 # Writes random files into 40 folders below the current one; runs on the laptop and on nodes.
 FILL = """
@@ -89,6 +89,10 @@ class Transfer(ABC):
     def clear(self, contender: str) -> None:
         """Remove what a contender has transferred. It also makes room: the disks are memory."""
 
+    def prepare(self, _contender: str) -> None:
+        """Bring about what a contender finds when its transfer begins."""
+        return
+
     @abstractmethod
     def check(self, contender: str, case: Case) -> None:
         """End the benchmark if files have not arrived."""
@@ -121,6 +125,7 @@ def measure(
         for name in rotated(names, turn):
             if case.change:
                 transfer.change(case.change)  # for each: two of them may have the same folder
+            transfer.prepare(name)
             moved, used, began = transfer.moved(), processor_seconds(), time.perf_counter()
             transfer.start[name]()
             seconds = time.perf_counter() - began

@@ -111,7 +111,7 @@ class Sender:
         try:
             for wanted in files:
                 try:
-                    descriptor = _open(self.locate(wanted.path), root)
+                    descriptor = os.open(self.locate(wanted.path), _READ, dir_fd=root)
                     try:
                         yield from self._file(wanted, descriptor)
                     finally:
@@ -136,10 +136,12 @@ class Sender:
     def _file(self, wanted: Wanted, descriptor: int) -> Iterator[bytes]:
         """Yield a file in parts. What the receiver has is only hashed. The last part comes with the end, so a
         small file that is changing is read again before any of it is sent."""
-        offset = wanted.known.size
-        tries = self.tries if os.fstat(descriptor).st_size > PART_SIZE else TRIES
+        offset, after = wanted.known.size, os.fstat(descriptor)
+        if not stat.S_ISREG(after.st_mode):
+            raise OSError(0, "it is no longer a regular file")
+        tries = self.tries if after.st_size > PART_SIZE else TRIES
         for attempt in range(tries):
-            began, before = time.time_ns(), os.fstat(descriptor)
+            began, before = time.time_ns(), after
             contents = self._contents(wanted, descriptor, before)
             digest, at, last = sha256(), 0, b""
             if offset:
@@ -154,7 +156,8 @@ class Sender:
                 at, last = at + len(data), data
             if at < contents.size and tries == 1:
                 raise OSError(0, "it became shorter while it was read")
-            is_stable = _same(before, os.fstat(descriptor)) and at == contents.size
+            after = os.fstat(descriptor)
+            is_stable = _same(before, after) and at == contents.size
             if is_stable or attempt == tries - 1:
                 record = _record(wanted.number, before, at, digest.digest(), began, is_stable=is_stable)
                 self.on_sent(wanted.path, record)
@@ -172,15 +175,6 @@ def _hash(contents: FixedSize, size: int, digest: Any) -> Generator[bytes, None,
         if at % HASHED < len(data):
             yield b""
     return at
-
-
-def _open(path: str, root: int) -> int:
-    """Return a descriptor of a regular file."""
-    descriptor = os.open(path, _READ, dir_fd=root)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(0, "it is no longer a regular file")
-    return descriptor
 
 
 def _record(
