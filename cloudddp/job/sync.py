@@ -88,8 +88,8 @@ def update(
     *,
     job: str = "",
 ) -> dict[int, int]:
-    """Make the nodes' project folders like this computer's: one step on each node, or none where nothing has
-    changed.
+    """Make the nodes' project folders like this computer's. A step runs on each node that lacks something,
+    and on some that have everything and serve the others; none runs where nothing has changed.
 
     `probes`: each node's reply to a probe. `job`: whose launch this is part of. Return the version of the
     files on each node. Raises UsageError, NodeError.

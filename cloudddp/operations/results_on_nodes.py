@@ -1,4 +1,4 @@
-"""What is said of a job's results that are still on its nodes, and of those that were lost with nodes."""
+"""Messages about a job's results that are still on its nodes, or were lost with them."""
 
 from __future__ import annotations
 

@@ -356,7 +356,7 @@ def test_long_targets_of_links_are_spread_over_listings() -> None:
         for number in range(10_000)
     ]
     found = list(listings(items))
-    assert all(len(encode(one)) < file_steps.MAX_LEFT_OUT_TEXT for one in found)
+    assert all(len(encode(one)) < file_steps.MAX_LISTING_TEXT for one in found)
     assert [path for one in found for path, _ in one.entries()] == [item.found.name for item in items]
 
 

@@ -165,7 +165,7 @@ def _many() -> bytes:
 
 
 def _bomb() -> bytes:
-    body = zlib.compress(b'{"files": {}' + b" " * (2 * file_steps.MAX_LEFT_OUT_TEXT) + b"}", 1)
+    body = zlib.compress(b'{"files": {}' + b" " * (2 * file_steps.MAX_LISTING_TEXT) + b"}", 1)
     return frame(transfer.LISTING, sha256(body).digest(), body)
 
 

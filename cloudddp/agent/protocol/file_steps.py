@@ -97,7 +97,7 @@ class ReceiveRequest:
 MAX_LEFT_OUT = 1000  # that are named
 MAX_LISTED = 1 << 20  # characters in one listing, of paths and targets of links, with LISTED for each file
 LISTED = 100
-MAX_LEFT_OUT_TEXT = 8 << 20  # bytes of its text: up to 6 for a character, and 150 for a file besides its path
+MAX_LISTING_TEXT = 8 << 20  # bytes of its JSON: up to 6 for a character, and 150 for a file besides its path
 
 
 @frozen

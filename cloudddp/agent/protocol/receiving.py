@@ -22,7 +22,7 @@ class Target(Protocol):
     """Where files go, by their index in the listing. Its methods may raise OSError."""
 
     def begin(self, number: int, offset: int) -> Incoming:
-        """Open a file that comes, with as much of it as was said to be here; 0: nothing."""
+        """Open a file that begins to arrive, with its first `offset` bytes, which are here; 0: empty."""
 
     def finish(self, record: Record, incoming: Incoming) -> None:
         """Close a file that is complete, and give it its name."""

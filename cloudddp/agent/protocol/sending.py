@@ -2,12 +2,13 @@
 results for the laptop.
 
 A file may change while it is read. It is described as it was read, then looked at once more: a file that has
-changed is read again, and after TRIES the receiver and the caller get to know. Results are read once: a log
-may grow for as long as its job runs.
+changed is read again, and after TRIES the receiver and the caller get to know. Results of more than PART_SIZE
+are read once: a log may grow for as long as its job runs.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import time
@@ -21,18 +22,19 @@ from cloudddp.agent.protocol.manifest import time_of
 from cloudddp.agent.protocol.transfer import DIGEST, NOTHING, PART_SIZE, Encoded, Known, Record, plain
 
 TRIES = 3
-RECENT_NS = 10**9  # after a write so long ago another one has another time, by the clock of any file system
+RECENT_NS = 10**9  # a write so long after the last one gets another time, by the clock of any file system
 HASHED = 32 << 20  # bytes that are only hashed, after which the caller gets a turn
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 class Wanted(NamedTuple):
     """A file to send, by its index in the listing and its path as the operating system has it: as a whole, or
-    without what the receiver has of it, if that is its beginning."""
+    without what the receiver has of it, if that is its beginning. `most`: bytes that the receiver takes."""
 
     number: int
     path: str
     known: Known = NOTHING
+    most: float = math.inf
 
 
 class UnreadableFile(Exception):
@@ -143,6 +145,8 @@ class Sender:
         for attempt in range(tries):
             began, before = time.time_ns(), after
             contents = self._contents(wanted, descriptor, before)
+            if contents.size > wanted.most:
+                raise OSError(0, "it has grown too much since it was listed; repeat the command")
             digest, at, last = sha256(), 0, b""
             if offset:
                 at = yield from _hash(contents, offset, digest)

@@ -1,7 +1,7 @@
 """What the nodes of a job copy from each other: from which of them to which, and in which order. Pure.
 
-It is what [job] share names, or the newest snapshot, or by default what jobs wrote; before ranks start, and
-before a node ends.
+Before ranks start: what [job] share names, or the newest snapshot of it, or by default what jobs wrote.
+Before a node ends: the newest snapshot, where the job names patterns.
 """
 
 from __future__ import annotations

@@ -241,7 +241,7 @@ def _inflated(data: bytes, limit: int) -> bytes:
     return found
 
 
-# -- what is said about them ---------------------------------------------------------------------------------
+# -- listings and requests -------------------------------------------------------------------------------
 
 Mode = Annotated[int, within(0, 0o7777)]
 

@@ -63,7 +63,7 @@ def open_file(folder: int, path: str) -> int:
 
 
 def known_of(descriptor: int) -> Known:
-    """Return what a WANTS says of an open file, and close it. Raises OSError."""
+    """Return the size and the digest of an open file, for WANTS, and close it. Raises OSError."""
     with open(descriptor, "rb", buffering=0):
         found, size = hash_of(descriptor)
     return Known(size, found.hexdigest()[: 2 * DIGEST])

@@ -58,7 +58,7 @@ def pull_from_s3(
         files += pulled.files
     if files and not wanted.paths:
         write_report(console, record.job, base)
-    if not files and all(one.is_empty for one in outputs.values()):
+    if not files and all(one.is_empty and not one.notes for one in outputs.values()):
         raise CloudDDPError(
             f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
             f"{min(targets, default=zero)} in {place.url}",

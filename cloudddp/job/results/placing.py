@@ -49,7 +49,7 @@ class _Writer(FileWriter):
     def __init__(self, target: Folder, arrived: Folder, placed: set[tuple[int, int]]) -> None:
         """`placed`: files that must not be replaced, by device and inode."""
         super().__init__(target.descriptor, arrived.descriptor)
-        self._path, self._home, self._placed = target.path, identity_of(state_home()), placed
+        self.target, self._home, self._placed = target, identity_of(state_home()), placed
 
     def put(self, path: str, item: _Item) -> int:
         """Place a file or link; return its size. Raises _Left."""
@@ -89,11 +89,11 @@ class _Writer(FileWriter):
         inner = super()._enter(parent, base, path)
         if Folder(inner, Path(path)).identity == self._home:
             os.close(inner)
-            raise _Left(f"{self._path / path} is CLOUDDDP_HOME, which holds cloudddp's own files")
+            raise _Left(f"{self.target.path / path} is CLOUDDDP_HOME, which holds cloudddp's own files")
         return inner
 
     def _conflict(self, path: str, why: str) -> _Left:
-        return _Left(f"{self._path / path} {why}; remove it, or {OTHER_FOLDER_HINT}")
+        return _Left(f"{self.target.path / path} {why}; remove it, or {OTHER_FOLDER_HINT}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,24 @@ class Placing:
         self._folders: dict[str, int] = {}  # path -> mode
         self._items: dict[str, _Item | None] = {}  # by path; None: unchanged
         self._placed: set[tuple[int, int]] = set()
-        self._arrived, self._writer = arrived, _Writer(target, arrived, self._placed)
+        self._arrived, self._opened = arrived, contextlib.ExitStack()
+        self._writers = {"": _Writer(target, arrived, self._placed)}  # by job
+        self._opened.callback(self._writers[""].close)
         self._before = frozenset(arrived.names())  # what had arrived in transfers that broke
         self._allowed = os.fstat(arrived.descriptor).st_mode
         self._target, self._roots, self.notes, self.node = target, roots, notes, node
         self.places = places or {}
 
     def close(self) -> None:
-        self._writer.close()
+        self._opened.close()
+
+    def _writer(self, job: str) -> _Writer:
+        """Return what writes the files of a job."""
+        if job not in self._writers:
+            place = self._opened.enter_context(target_folder(self.places[job]))
+            self._writers[job] = _Writer(place, self._arrived, self._placed)
+            self._opened.callback(self._writers[job].close)
+        return self._writers[job]
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -188,21 +198,22 @@ class Placing:
         if not self.accepts(path, entry.target if entry.kind == LINK else None):
             return
         self._items[path] = item = _Item(path, job, entry)
+        writer = self._writer(job)
         if entry.kind == LINK:
             with contextlib.suppress(OSError):
-                if os.readlink(path, dir_fd=self._target.descriptor) == entry.target:
+                if os.readlink(path, dir_fd=writer.target.descriptor) == entry.target:
                     self._items[path] = None
             return
         known = NOTHING
         if (key := begun_name(path)) in self._before:
             if _is_same(os.stat(key, dir_fd=self._arrived.descriptor, follow_symlinks=False), entry):
                 return
-            known = self._writer.known(path) or NOTHING
+            known = writer.known(path) or NOTHING
             if known.size > entry.size:
                 self._arrived.remove(key)
                 known = NOTHING
         if not known.size:
-            with contextlib.suppress(OSError), os.fdopen(self._writer.present(path), "rb") as here:
+            with contextlib.suppress(OSError), os.fdopen(writer.present(path), "rb") as here:
                 info = os.fstat(here.fileno())
                 if _is_same(info, entry):
                     self._items[path] = None
@@ -222,29 +233,36 @@ class Placing:
 
     def check_space(self) -> int:
         """Return how many bytes have to be sent. Raises CloudDDPError where they do not fit."""
-        total = sum(one.entry.size for one in self.wanted.values())
-        size = total - sum(one.size for number, one in self.known.items() if number not in self._in_target)
+        needed = {number: self._needed(number) for number in self.wanted}
+        size = sum(needed.values())
         disk = os.fstatvfs(self._target.descriptor)
         free = max(disk.f_bavail * disk.f_frsize, MIB)  # of less the writing fails
         if size > free:
             what, lacks = "the results are", size
-            largest = max(self.wanted.values(), key=lambda one: one.entry.size)
-            if largest.entry.size > free:
-                what, lacks = f"{one_line(largest.path, LONGEST_NOTE)} is", largest.entry.size
+            largest = max(needed, key=needed.__getitem__)
+            if needed[largest] > free:
+                what = f"{one_line(self.wanted[largest].path, LONGEST_NOTE)} is"
+                lacks = needed[largest]
             raise CloudDDPError(
                 f"node {self.node}: {what} {-(-lacks // MIB)} MiB, and {free // MIB} MiB are free on this "
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
-        return total - sum(one.size for one in self.known.values())
+        sizes = (one.entry.size for one in self.wanted.values())
+        return sum(sizes) - sum(one.size for one in self.known.values())
+
+    def _needed(self, number: int) -> int:
+        """Return the bytes that a file takes. One in its place that has its size is taken for the same."""
+        size, known = self.wanted[number].entry.size, self.known.get(number, NOTHING).size
+        return size if number in self._in_target and known < size else size - known
 
     # -- contents: a Target ----------------------------------------------------------------------------------
 
     def begin(self, number: int, offset: int) -> Incoming:
-        path = self.wanted[number].path
+        path, job, _ = self.wanted[number]
         if offset not in (0, self.known.get(number, NOTHING).size):
             raise ProtocolError(f"{path!r} continues a file that is not here")
-        return self._writer.begin(path, offset, in_place=number in self._in_target)
+        return self._writer(job).begin(path, offset, in_place=number in self._in_target)
 
     def finish(self, record: Record, incoming: Incoming) -> None:
         item, moment = self.wanted[record.number], _local_time(record.mtime_ns)
@@ -255,7 +273,7 @@ class Placing:
         if not record.settled:  # a whole second does not identify the contents
             moment -= moment % 10**9
         mode = 0o600 | (item.entry.mode & 0o755 & self._allowed)
-        self._writer.complete(record._replace(mtime_ns=moment), incoming, mode)
+        self._writer(item.job).complete(record._replace(mtime_ns=moment), incoming, mode)
 
     def confirm(self, record: Record) -> bool:
         number, digest = record.number, record.digest.hex()
@@ -292,31 +310,26 @@ class Placing:
         parts = {folder: of[self.node] for folder, of in known.parts.items() if self.node in of}
         complete = {one for one in parts if not known.problems[one] and self.node in known.holders(one)}
         incomplete, files, size = dict[str, None](), Counter[str](), 0
-        with contextlib.ExitStack() as opened:
-            writers = {"": self._writer}
-            for job in {item.job for item in items} - writers.keys():
-                place = opened.enter_context(target_folder(self.places[job]))
-                writers[job] = _Writer(place, self._arrived, self._placed)
-                opened.callback(writers[job].close)
-            if len(writers) > 1:  # only other jobs may have files there
-                own = {str(at) for item in items if not item.job for at in Path(item.path).parents}
-                self._folders = {path: mode for path, mode in self._folders.items() if path in own}
-            for path, mode in self._folders.items():
-                with self._noting(path):
-                    writers[""].make_folder(path, mode)
-            for one in complete.intersection(folder_of(item.path, complete) for item in items):
-                with self._noting(one):
-                    writers.get(parts[one].job, writers[""]).prune(parts[one])
-            for item in items:
-                job, to = item.job, item.path
-                folder = folder_of(to, parts)
-                is_older = folder is not None and to.removeprefix(f"{folder}/") in parts[folder].older
-                if folder is not None and (is_older or folder not in complete):
-                    job, to = "", f"{INCOMPLETE}/{to}"
-                    incomplete |= {} if folder in complete else {folder: None}
-                with self._noting(item.path):
-                    size += writers[job].put(to, item)
-                    files[job] += 1
+        own = self._writer("")
+        if any(item.job for item in items):  # only other jobs may have files there
+            parents = {str(at) for item in items if not item.job for at in Path(item.path).parents}
+            self._folders = {path: mode for path, mode in self._folders.items() if path in parents}
+        for path, mode in self._folders.items():
+            with self._noting(path):
+                own.make_folder(path, mode)
+        for one in complete.intersection(folder_of(item.path, complete) for item in items):
+            with self._noting(one):
+                self._writers.get(parts[one].job, own).prune(parts[one])
+        for item in items:
+            job, to = item.job, item.path
+            folder = folder_of(to, parts)
+            is_older = folder is not None and to.removeprefix(f"{folder}/") in parts[folder].older
+            if folder is not None and (is_older or folder not in complete):
+                job, to = "", f"{INCOMPLETE}/{to}"
+                incomplete |= {} if folder in complete else {folder: None}
+            with self._noting(item.path):
+                size += self._writer(job).put(to, item)
+                files[job] += 1
         return Pulled(
             files.total(),
             size,

@@ -98,8 +98,8 @@ class Receive:
         self._placing.notes.left_out(name, reason, counts=one.counts)
 
     def _list(self, frame: Frame) -> None:
-        text = transfer.read_listing_text(frame, file_steps.MAX_LEFT_OUT_TEXT)
-        listing = decode(text, Listing, limit=file_steps.MAX_LEFT_OUT_TEXT)
+        text = transfer.read_listing_text(frame, file_steps.MAX_LISTING_TEXT)
+        listing = decode(text, Listing, limit=file_steps.MAX_LISTING_TEXT)
         entries = listing.entries()
         first, self._listed = self._listed, self._listed + len(entries)
         self._text += len(text)

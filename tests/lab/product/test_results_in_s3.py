@@ -128,7 +128,10 @@ def test_results_are_copied_to_s3_and_pulled_from_there(
     assert "trained 1" in (base / "cloudddp-logs/node1/ranks/1.log").read_text()
     cli.ok("down", "-y")
     assert cli("pull", "--job", job, "--to", "again").returncode == 0
-    assert Path(cli.cwd, "again/runs/a b/model-0.pt").exists()
+    Path(cli.cwd, "again/runs/a b/model-0.pt").write_text("mine")
+    newer = cli.ok("pull", "--job", job, "--to", "again", "runs/a b/model-0.pt")
+    assert "left out runs/a b/model-0.pt: the file on this computer is newer" in newer
+    assert Path(cli.cwd, "again/runs/a b/model-0.pt").read_text() == "mine"
     for name in found:
         s3.delete_object(Bucket=BUCKET, Key=f"team/{cli.cluster}/{job}/{name}")
     assert "nothing to pull: no files of node 0" in cli.fails(1, "pull", "--job", job, "--all-nodes")

@@ -57,6 +57,11 @@ class Results:
         is_same = found is not None and (found.size, found.mtime_ns) == (info.st_size, info.st_mtime_ns)
         return found if is_same else None
 
+    def moved(self, name: str, folder: str) -> dict[str, Origin]:
+        """Return the copies at or below a path, by their names once it was moved into the folder."""
+        copies = self.copies.items()
+        return {f"{folder}/{one}": origin for one, origin in copies if f"{one}/".startswith(f"{name}/")}
+
     def origin(self, name: str, info: os.stat_result) -> str:
         """Return the instance that wrote a file; '' as in `copy`."""
         found = self.copy(name, info)

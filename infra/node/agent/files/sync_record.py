@@ -35,7 +35,7 @@ class Synced:
 
     def __init__(self, folder: Path, origin: str = "") -> None:
         self._folder, self._origin = folder, origin
-        # First: it is deleted after the manifest was replaced.
+        # Read before the manifest: record() replaces the manifest, and then deletes this.
         self._pending = store.read(_record(folder, "pending"), _Pending, MAX_REQUEST) or _Pending()
         self._manifest = store.read(_record(folder, "manifest"), dict[str, Entry], MAX_REQUEST) or {}
 

@@ -130,12 +130,12 @@ def _copy(manager: Any, bucket: str, objects: list[Object], folder: str, url: st
             os.removedirs(os.path.dirname(os.path.join(folder, name)))
     os.makedirs(folder, exist_ok=True)
     lacking = [one for one in objects if not _is_current(one, folder)]
+    if not lacking:
+        return
     needed = sum(one.size for one in lacking)
     free = shutil.disk_usage(folder).free
     if needed + SPARE > free:
         raise Refused(f"{_size(needed)} are needed and {_size(free)} are free on the disk of {folder}")
-    if not lacking:
-        return
     progress = _Progress(url, needed)
     futures = []
     for one in lacking:

@@ -40,23 +40,21 @@ def get(
     durable: bool,
 ) -> None:
     """Get those of these files that are `lacking`, and add to `taken` those that came as they were offered,
-    both by their paths. `begun` names a folder for those that are not complete; `durable`: they are on the
-    disk. Raises OSError, which names the file."""
+    both by their paths. `begun` names a folder for those that are not complete, which the caller removes;
+    `durable`: they are on the disk. Raises OSError, which names the file."""
     wanted = {number: file for number, file in enumerate(files) if file.path in lacking}
     writer = FileWriter(project, store.ROOT / begun, durable=durable)
     target = _Target(writer, wanted, taken)
     receiver = Receiver({number: file.size for number, file in wanted.items()}, target)
-    is_complete = False
     try:
         known = {number: one for number, file in wanted.items() if (one := writer.known(file.path))}
         serving.fetch(link, secret, Wants(tuple(wanted), known), receiver)
-        is_complete = True
     except (*REFUSED, EOFError) as error:
         why = (isinstance(error, OSError) and error.strerror) or str(error)
         raise LinkError(f"{target.path}: {why}") from None
     finally:
         receiver.close()
-        writer.close(complete=is_complete)
+        writer.close()
 
 
 class _Target:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import shutil
 import threading
 import time
 from typing import Optional
@@ -119,5 +120,6 @@ def _take(link: Link, request: StartRequest, search: SnapshotSearch, ending: int
     copying.get(link, request.gang.secret, project, offer.files, wanted, taken, begun, durable=True)
     if why or taken != wanted:
         raise LinkError(why or f"{wanted.pop()!r} has gone")
+    shutil.rmtree(store.ROOT / begun, ignore_errors=True)
     where = f"the newest snapshot of node {ending}, was copied to node {request.node}"
     return f"{taken.pop()}, {where}" if taken else ""

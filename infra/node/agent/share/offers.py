@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import json
+import math
 import os
 import stat
 import zipfile
@@ -32,7 +33,8 @@ def of_node(search: SnapshotSearch) -> tuple[Offer, list[str]]:
     Without patterns: what jobs wrote on this node, and copies of what they wrote on others, checkpoints
     first. There are as many as one message may name."""
     project, began = store.project_folder(search.project), phases.first_began()
-    scan = Scan(project, search.outputs, (*search.scratch, *shared_folders.places().paths), began, again=0)
+    elsewhere = (*search.scratch, *shared_folders.places().paths)
+    scan = Scan(project, search.outputs, elsewhere, began, again=0, seconds=math.inf)
     new = list(scan) if began else []  # it notes the folders with shards, too
     names: set[str] = set()
     damaged: list[str] = []

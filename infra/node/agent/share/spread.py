@@ -80,6 +80,7 @@ class Spread:
         self._peers = {peer.node: peer for peer in request.gang.peers}
         self._ids = {peer.node: peer.id for peer in request.gang.peers}
         self._project = store.project_folder(request.project)
+        self._begun = f"begun-share-{self._project.name}"  # below store.ROOT
         self._offers: dict[int, Offer] = {}
         self._ready: set[int] = set()  # nodes that have what they lacked
         self._own: queue.SimpleQueue[Message] = queue.SimpleQueue()
@@ -305,6 +306,7 @@ class Spread:
             for before, source, group in sorted(sources, key=lambda one: (len(one[0]), one[1])):
                 self._wait(functools.partial(self._ready.issuperset, before))
                 self._get_files(group, source, taken)
+            shutil.rmtree(store.ROOT / self._begun, ignore_errors=True)
         finally:
             if left := {one.file.path for one in wanted}.difference(taken):
                 records.keep_copies(self._project, {name: known.get(name) for name in left})
@@ -340,10 +342,8 @@ class Spread:
             if self._closed:
                 link.end()
             link.patience = LONGEST  # the node may first look whether a large file is damaged
-            begun, durable = f"begun-share-{self._project.name}", not self._by_default
-            copying.get(
-                link, self._secret, self._project, self._files or (), names, taken, begun, durable=durable
-            )
+            files, durable = self._files or (), not self._by_default
+            copying.get(link, self._secret, self._project, files, names, taken, self._begun, durable=durable)
 
 
 def _grouped(planned: Iterable[Copy]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Copy]]:

@@ -27,6 +27,7 @@ from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import LISTED, MAX_LISTED, PackRequest
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire, time_of
+from cloudddp.agent.protocol.receiving import MAX_GROWTH
 from cloudddp.agent.protocol.sending import Sender, Wanted
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
@@ -134,7 +135,7 @@ class Packer:
         """Send the files that are wanted."""
         listed = [item for item in items if not item.is_folder]
         wanted = [
-            Wanted(index, listed[index].found.path, known)
+            Wanted(index, listed[index].found.path, known, listed[index].entry.size + MAX_GROWTH)
             for index, known in wants.of([(item.found.name, item.entry) for item in listed])
         ]
 
@@ -175,7 +176,7 @@ class Packer:
             new.append(one)
         taken, left = choose(new, selection.limit)
         for name in left:
-            self.left_out(name, f"beyond job.pull_mb = {selection.limit >> 20}")
+            self.left_out(name, f"beyond job.pull_mb = {selection.limit / 2**20:g}")
         yield from (one.found for one in taken)
 
     def _entry(self, one: Found) -> Optional[Entry]:

@@ -56,8 +56,8 @@ class Replaced:
             folder, last = self._place(f"{self._folder}/{name}")
             os.rename(base, last, src_dir_fd=parent, dst_dir_fd=folder)
             self._names.append(name)
-            if self._jobs is not None and (origin := self._jobs[1].copy(name, info)) is not None:
-                records.keep_copies(self._project, {f"{self._folder}/{name}": origin})
+            if self._jobs is not None and (copies := self._jobs[1].moved(name, self._folder)):
+                records.keep_copies(self._project, copies)
 
     @property
     def kept(self) -> Optional[Kept]:
@@ -91,7 +91,7 @@ def set_aside(project: Path, names: Iterable[str]) -> list[str]:
     """Move files or folders of the project there, and return those that were moved; copies stay known as
     such. A file that a rank begins to write at that moment keeps its place. Raises OSError."""
     results, folder = records.results(project), _folder_name()
-    moved, copies = [], {}
+    moved, copies = [], dict[str, records.Origin]()
     for name in names:
         path, target = project / name, project / folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,7 @@ def set_aside(project: Path, names: Iterable[str]) -> list[str]:
                 os.rename(target, path)
                 continue
             moved.append(name)
-            if (origin := results.copy(name, before)) is not None:
-                copies[f"{folder}/{name}"] = origin
+            copies |= results.moved(name, folder)
     if copies:
         records.keep_copies(project, copies)
     return moved

@@ -88,6 +88,7 @@ class ProjectUpdate:
             return
         self._writer.forget(self.files[index][0] for index in wants.files)
         size = sum(self.files[index][1].size for index in wants.files)
+        # A file in its place of the right size is taken for the right one: if it is not, writing may fail.
         size -= sum(one.size for one in wants.known.values())
         free = shutil.disk_usage(str(self._folder)).free
         if size and free < size + DISK_RESERVE:
