@@ -62,12 +62,14 @@ def test_folders_that_hold_more_than_a_project_are_refused(
         project.require(folders.get(kind, here))
 
 
-SECRETS = tuple(
-    """
+SECRETS = (
+    "n\nl/id_rsa",
+    "n\nl/k/.env",
+    *"""
         id_ed25519 sub/server.pem deploy.key .ssh/config .aws/credentials a/.netrc .bash_history
         .kube/config .docker/config.json .cache/huggingface/token keys/service-account-1.json .env ID_RSA
         Server.PEM sub/.ENV.prod .envrc prod.env id_rsa_work
-    """.split()
+    """.split(),
 )
 SENT = ("id_ed25519.pub", "ca.pem", ".docker/other", "history.py", "token", "train.py")
 

@@ -20,9 +20,10 @@ from agent.node import store
 from agent.s3 import download
 from agent.share import offers
 from agent.sync.replaced import set_aside
+from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import REPLACED, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.sharing import SnapshotSearch
+from cloudddp.agent.protocol.sharing import Offer, SnapshotSearch
 from cloudddp.job.results.pull import pull
 
 
@@ -32,6 +33,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(store, "ROOT", tmp_path / "state")
     (tmp_path / "state").mkdir()
     (tmp_path / "project").mkdir()
+    monkeypatch.setattr(store, "project_folder", lambda _name: tmp_path / "project")
     return tmp_path / "project"
 
 
@@ -83,6 +85,17 @@ def test_search_that_takes_long_is_not_taken_for_a_complete_one(
     assert [one.path for one in found.files] == ["runs/model.pt"]
     (node.project / "runs/model.pt").unlink()
     assert scan.was_written_by_jobs(node.project)
+
+
+def test_file_of_any_time_can_be_offered(project: Path) -> None:
+    put(project, {"runs/a.dat": "", "runs/b.dat": ""})
+    os.utime(project / "runs/a.dat", (10**10, 10**10))  # the year 2286, which a message does not hold in ns
+    os.utime(project / "runs/b.dat", (-5, -5))
+    found, damaged = offers.of_node(SnapshotSearch("p", ("runs/*",), every=True))
+    assert [one.path for one in found.files] == ["runs/a.dat", "runs/b.dat"]
+    assert decode(encode(found), Offer) == found
+    assert all(offers.has(project, one) for one in found.files)
+    assert damaged == []
 
 
 def test_data_that_is_there_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

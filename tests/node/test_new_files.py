@@ -282,7 +282,7 @@ def test_what_was_left_out_is_not_pulled(node: Node) -> None:
 
 def test_unreadable_folder_is_reported(node: Node, tmp_path: Path) -> None:
     ran(node, "write('out/a'); os.chmod('out', 0)")
-    node.python = file_modes.python_with_modes_applied(tmp_path)
+    node.python = file_modes.with_modes_applied(tmp_path)
     reply = node.call(NewFilesRequest("p", ("runs",), ()))
     (node.project / "out").chmod(0o755)
     assert reply.left == (LeftFile("out", "Permission denied"),)

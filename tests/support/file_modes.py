@@ -45,10 +45,10 @@ def applied_to(work: Callable[[], T]) -> T:
         return thread.submit(work).result()
 
 
-def python_with_modes_applied(folder: Path) -> str:
-    """Return a program that is this Python, and to which the modes of files apply."""
+def with_modes_applied(folder: Path, program_there: str = sys.executable) -> str:
+    """Return a program that is this Python, or another program, and to which the modes of files apply."""
     if os.geteuid():
-        return sys.executable
+        return program_there
     dropped = " ".join(f"{sets}=-dac_override,-dac_read_search" for sets in ("--bounding-set", "--inh-caps"))
-    text = f'exec setpriv {dropped} {sys.executable} "$@"'
-    return str(program(folder / "python-with-modes-applied", text))
+    text = f'exec setpriv {dropped} {program_there} "$@"'
+    return str(program(folder / Path(program_there).name, text))

@@ -245,7 +245,8 @@ def test_node_that_only_says_that_it_works_is_given_up(
 def test_file_that_the_node_gives_up_is_not_written(laptop: Laptop) -> None:
     given_up = (listed("runs/large", size=LARGE), listed("runs/small", size=5), part(0, 0, DATA))
     gone = end(0, missing=True), end(1, missing=True)
-    assert laptop.receive(*given_up, *gone, file("runs/b", b"b")).files == 1
+    found = laptop.receive(*given_up, *gone, file("runs/b", b"b"))
+    assert (found.files, found.notes) == (1, ("2 files of the listing no longer existed",))
     assert laptop.tree == {"runs/b": b"b"}
 
 

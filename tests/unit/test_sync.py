@@ -145,6 +145,7 @@ def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
     """One file of rules is in a folder: its rules go before those of the folders above."""
     put(here, {".gitignore": rules, "s/.gitignore": "/d\n!f.d\n*.e\n", "#c": "", "d": "", "h.e": ""})
     put(here, dict.fromkeys(["a.a", "b.a", "x/b.a", "x/c", "x/z/b.a", "y/b.a", "y/x/b.a", "y/z/b.a"], ""))
+    put(here, dict.fromkeys(["n\nl/a.a", "n\nl/x/c", "n\nl/h.e", "s/n\nl/e.d"], ""))
     put(here, dict.fromkeys(["e.d", "f.d", "s/d", "s/t/d", "s/e.d", "s/f.d", "s/h.e", "s/y/a"], ""))
     twin = tmp_path / "twin"
     shutil.copytree(here, twin)
@@ -206,6 +207,24 @@ def test_unreadable_file_is_refused(here: Path, mode: int) -> None:
         file_modes.applied_to(lambda: names(here))
 
 
+@needs_git
+def test_folder_that_git_cannot_read_is_refused(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """git warns of it, and lists nothing in it: the nodes' copy would be deleted."""
+    (tmp_path / "bin").mkdir()
+    program = file_modes.with_modes_applied(tmp_path / "bin", shutil.which("git") or "")
+    monkeypatch.setenv("PATH", f"{Path(program).parent}:{os.environ['PATH']}")
+    repository(here, {"train.py": "", ".gitignore": "ignored/\n"})
+    put(here, {"ignored/x": "", "data/x": ""})
+    (here / "ignored").chmod(0)
+    assert names(here) == {".gitignore", "data/x", "train.py"}
+    (here / "data").chmod(0)
+    with pytest.raises(UsageError, match=r"could not open directory 'data/': Permission denied"):
+        names(here)
+    (here / "data").chmod(0o755)
+
+
 def test_size_limit_names_the_largest_folders(here: Path) -> None:
     put(
         here,
@@ -256,7 +275,8 @@ PARTS = [
 def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list[str], end: str) -> None:
     patterns = (*file_listing.NEVER_SENT, *more)
     name = "/".join(parts) + end
-    expected = pathspec.GitIgnoreSpec.from_lines(patterns).match_file(name)
+    # As git, and unlike pathspec: a folder may have any name.
+    expected = pathspec.GitIgnoreSpec.from_lines(patterns).match_file(name.replace("\n", "-"))
     assert file_listing.matcher(patterns)(name) == expected
 
 

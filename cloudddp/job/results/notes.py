@@ -9,6 +9,7 @@ from pathlib import Path
 from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
 from cloudddp.errors import CloudDDPError, Message
+from cloudddp.formats import counted
 from cloudddp.text import one_line
 
 MAX_NOTES = 50  # that are shown; the others are counted
@@ -27,7 +28,7 @@ class Notes:
         self._of_logs = of_logs
         self.missing: set[str] = set()
         self._lines: dict[str, None] = {}
-        self._more = 0
+        self._more = self._deleted = 0
         self._left: dict[str, str] = {}
         self._has_more_left = False
 
@@ -53,6 +54,10 @@ class Notes:
         """Note that a file of the node has taken the place of a newer one."""
         self._add(f"replaced {name}, which was newer on this computer")
 
+    def deleted(self, name: str) -> None:
+        """Count a file that the node no longer has, unless it has said why."""
+        self._deleted += not self._of_logs and name not in self._left
+
     def _add(self, note: str) -> None:
         line = one_line(note, LONGEST_NOTE)
         if line not in self._lines and len(self._lines) == MAX_NOTES:
@@ -66,8 +71,10 @@ class Notes:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The notes, and a line that counts those not shown."""
-        return (*self._lines, *([f"and {self._more} more"] if self._more else []))
+        """The notes, a line that counts those not shown, and one that counts files that were deleted."""
+        more = [f"and {self._more} more"] if self._more else []
+        gone = [f"{counted(self._deleted, 'file')} of the listing no longer existed"] if self._deleted else []
+        return (*self._lines, *more, *gone)
 
 
 def cannot_write(to: Path, error: OSError) -> CloudDDPError:

@@ -283,8 +283,9 @@ class Placing:
         return True
 
     def gone(self, record: Record) -> None:
-        """The node has said why, unless it was deleted."""
-        del self._items[self.wanted[record.number].path]
+        path = self.wanted[record.number].path
+        self.notes.deleted(path)
+        del self._items[path]
 
     # -- objects of S3 ---------------------------------------------------------------------------------------
 

@@ -97,7 +97,8 @@ def pull(
                         is_last=True,
                     )
                     if result.exit_code:
-                        raise NodeError(f"node {node}: {replies.failure_text(result)}")
+                        hint = "" if result.stderr else "repeat `cloudddp pull`, which continues"
+                        raise NodeError(f"node {node}: {replies.failure_text(result)}", hint=hint)
                     receive.done()
                     return placing.move(known or Checkpoints({}))
         except ProtocolError as error:

@@ -24,6 +24,7 @@ from agent.node import store
 from cloudddp.agent.protocol.checkpoints import is_sharded
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.file_steps import REPLACED
+from cloudddp.agent.protocol.manifest import time_of
 from cloudddp.agent.protocol.sharing import MAX_BEYOND, MAX_OFFER, MAX_SHARED, Offer, Offered, SnapshotSearch
 from cloudddp.agent.protocol.writing import TEMPORARY
 
@@ -64,7 +65,7 @@ def newest(search: SnapshotSearch) -> tuple[list[Offered], list[str]]:
 def has(project: Path, file: Offered) -> bool:
     """Whether a file is there as it is described, and is not damaged. Raises OSError."""
     info = os.lstat(project / file.path)
-    is_same = (info.st_size, max(info.st_mtime_ns, 0)) == (file.size, file.mtime_ns)
+    is_same = (info.st_size, max(time_of(info), 0)) == (file.size, file.mtime_ns)
     return is_same and _is_complete(project / file.path, (info.st_ino, info.st_ctime_ns))
 
 
@@ -126,7 +127,7 @@ def _matching(search: SnapshotSearch) -> list[Offered]:
 
 def _described(name: str, info: os.stat_result, results: Results) -> Offered:
     mode = stat.S_IMODE(info.st_mode) & 0o777
-    return Offered(name, max(info.st_mtime_ns, 0), info.st_size, results.origin(name, info), mode)
+    return Offered(name, max(time_of(info), 0), info.st_size, results.origin(name, info), mode)
 
 
 def _can_be_named(name: str) -> bool:
