@@ -63,15 +63,15 @@ def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
     spec = pathspec.GitIgnoreSpec.from_lines(patterns)
     rules = [rule.regex for rule in spec.patterns if rule.include and rule.regex is not None]
     if not rules or any(rule.include is False for rule in spec.patterns) or "ps_d" in "".join(patterns):
-        return lambda name: spec.match_file(_on_one_line(name))
+        return lambda name: spec.match_file(_matchable(name))
     # Without `!` the order does not matter, and one expression for all takes a fifth of the time.
     texts = [rule.pattern.replace("(?P<ps_d>", "(?:") for rule in rules]
     search = re.compile("|".join(f"(?:{text})" for text in texts), rules[0].flags).search
-    return lambda name: search(_on_one_line(name)) is not None
+    return lambda name: search(_matchable(name)) is not None
 
 
-def _on_one_line(name: str) -> str:
-    """Return a path in which pathspec's expressions match any character of a folder's name."""
+def _matchable(name: str) -> str:
+    """Return a path for pathspec, whose `.` matches any character of a folder's name but a line end."""
     return name.replace("\n", "\0")
 
 
@@ -136,7 +136,7 @@ def list_files(root: Path) -> Listed:
 def git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
     """Run git there. Raises UsageError if it cannot be started."""
     env = {name: value for name, value in os.environ.items() if name not in _GIT_VARIABLES}
-    env["LC_ALL"] = "C"
+    env["LC_ALL"] = "C"  # the messages that _git_list looks for
     try:
         return subprocess.run(["git", "-C", str(root), *arguments], env=env, capture_output=True, check=False)
     except FileNotFoundError:
@@ -240,7 +240,7 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
         spec = pathspec.GitIgnoreSpec.from_lines(lines := text.splitlines())
     except (ValueError, re.error):
         spec = pathspec.GitIgnoreSpec.from_lines(filter(is_pattern, lines))
-    return lambda name: spec.check_file(_on_one_line(name)).include
+    return lambda name: spec.check_file(_matchable(name)).include
 
 
 def _ignored(name: str, rules: Sequence[tuple[str, Callable[[str], bool | None]]]) -> bool:

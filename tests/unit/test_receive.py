@@ -45,6 +45,7 @@ from cloudddp.files import Folder
 from cloudddp.job.results import placing, receive, safe_names
 from cloudddp.job.results.placing import Pulled
 from cloudddp.job.results.pull import pull
+from cloudddp.ssh.running import CommandSpec, Result
 
 WHOLE = NOON_NS // 10**9 * 10**9  # a time that does not identify the contents
 FILE = Entry("f", 0o644, 5, NOON_NS, "")
@@ -214,6 +215,22 @@ def test_file_that_changes_is_named_and_sent_again(laptop: Laptop) -> None:
     assert laptop.tree == {"runs/a": b"x" + A[1:]}
 
 
+def test_pull_continues_after_the_end_of_the_nodes_agent(laptop: Laptop) -> None:
+    """As of one that was killed: it has said nothing."""
+
+    class Killed(StreamRunner):
+        def run(self, node: int, spec: CommandSpec) -> Result:
+            super().run(node, spec)
+            return Result(255, b"", b"")
+
+    begun = stream(listed("runs/a", size=5), part(0, 0, DATA[:3]))
+    with pytest.raises(NodeError, match="node 0: exit code 255") as error:
+        pull(Killed(begun), runs(), node=0, to=laptop.to)
+    assert error.value.hint == "repeat `cloudddp pull`, which continues"
+    assert laptop.receive(listed("runs/a", size=5), part(0, 3, DATA[3:]), end(0, DATA)).files == 1
+    assert laptop.tree == {"runs/a": DATA}
+
+
 @pytest.mark.parametrize("size", [0, 100])
 def test_file_that_becomes_shorter_is_not_kept(laptop: Laptop, size: int) -> None:
     path = laptop.write(laptop.node / "runs/a", A)
@@ -246,7 +263,7 @@ def test_file_that_the_node_gives_up_is_not_written(laptop: Laptop) -> None:
     given_up = (listed("runs/large", size=LARGE), listed("runs/small", size=5), part(0, 0, DATA))
     gone = end(0, missing=True), end(1, missing=True)
     found = laptop.receive(*given_up, *gone, file("runs/b", b"b"))
-    assert (found.files, found.notes) == (1, ("2 files of the listing no longer existed",))
+    assert (found.files, found.notes) == (1, ("deleted on the node before they were copied: 2 files",))
     assert laptop.tree == {"runs/b": b"b"}
 
 

@@ -56,7 +56,7 @@ class Notes:
 
     def deleted(self, name: str) -> None:
         """Count a file that the node no longer has, unless it has said why."""
-        self._deleted += not self._of_logs and name not in self._left
+        self._deleted += not (self._of_logs or self._has_more_left or name in self._left)
 
     def _add(self, note: str) -> None:
         line = one_line(note, LONGEST_NOTE)
@@ -73,7 +73,8 @@ class Notes:
     def lines(self) -> tuple[str, ...]:
         """The notes, a line that counts those not shown, and one that counts files that were deleted."""
         more = [f"and {self._more} more"] if self._more else []
-        gone = [f"{counted(self._deleted, 'file')} of the listing no longer existed"] if self._deleted else []
+        count = counted(self._deleted, "file")
+        gone = [f"deleted on the node before they were copied: {count}"] if self._deleted else []
         return (*self._lines, *more, *gone)
 
 
