@@ -40,10 +40,9 @@ def opened() -> Iterator[Opened]:
     # Imported here because the process outside of the simulator's network does not need it.
     from cloudddp.cli.console import Console
     from cloudddp.cli.session import start_session
-    from cloudddp.config.command_line import GlobalOptions
     from cloudddp.operations.node_connections import connected
 
-    started = start_session(Console(), GlobalOptions())
+    started = start_session(Console())
     with connected(started) as (found, runner):
         yield Opened(found, runner, started.settings)
 
@@ -124,7 +123,7 @@ class Cluster:
 
 def together(commands: Sequence[Sequence[str]]) -> None:
     """Run commands at the same time. Ends the benchmark if one fails."""
-    started = [subprocess.Popen(one, stdin=subprocess.DEVNULL) for one in commands]
+    started = [subprocess.Popen(command, stdin=subprocess.DEVNULL) for command in commands]
     codes = [one.wait() for one in started]
     if any(codes):
         raise SystemExit(f"exit codes {codes} of {commands}")

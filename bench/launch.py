@@ -63,7 +63,7 @@ def _first_line(cluster: Cluster, commands: list[list[str]]) -> tuple[float, flo
     log = cluster.folder.parent / "output"
     with log.open("wb") as output:
         began = time.perf_counter()
-        started = [start(one, env=cluster.env, cwd=cluster.folder, stdout=output) for one in commands]
+        started = [start(command, env=cluster.env, cwd=cluster.folder, stdout=output) for command in commands]
         while b"first line" not in log.read_bytes():
             if all(one.poll() is not None for one in started) or time.perf_counter() - began > 120:
                 raise RuntimeError(log.read_text())

@@ -44,10 +44,11 @@ class Pull(Transfer):
 
     def prepare(self, contender: str) -> None:
         """The questions of the command start the agent's process, which its transfer ends."""
-        from cloudddp.cluster.connect import probe
+        from cloudddp.agent.protocol.machine import ProbeRequest
+        from cloudddp.cluster.connect import PROJECT, probe
 
         if contender == "open":
-            probe(self.opened.runner, self.opened.found, only_files=True)
+            probe(self.opened.runner, self.opened.found, ProbeRequest(PROJECT, "", only_files=True))
 
     def check(self, contender: str, case: Case) -> None:
         for rank, folder in enumerate(self._folders(contender)):

@@ -104,7 +104,7 @@ def _observed(lab: Lab, job: str) -> Iterator[tuple[float, str]]:
         return later
 
     def runs(kind: str) -> Callable[[], bool]:
-        return lambda: any(one.kind == kind for one in lab.processes(later))
+        return lambda: any(process.kind == kind for process in lab.processes(later))
 
     steps: tuple[tuple[Callable[[], Any], str], ...] = (
         (lambda: not lab.alive(job), "every rank of the job has ended"),

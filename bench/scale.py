@@ -93,11 +93,11 @@ class Measuring:
         """Return the medians of seconds and bytes of several runs, and the largest of what is a peak."""
         costs = [self.run(*words) for _ in range(RUNS)]
         return Cost(
-            seconds=statistics.median(one.seconds for one in costs),
-            calls=max(one.calls for one in costs),
-            kilobytes=statistics.median(one.kilobytes for one in costs),
-            threads=max(one.threads for one in costs),
-            megabytes=max(one.megabytes for one in costs),
+            seconds=statistics.median(cost.seconds for cost in costs),
+            calls=max(cost.calls for cost in costs),
+            kilobytes=statistics.median(cost.kilobytes for cost in costs),
+            threads=max(cost.threads for cost in costs),
+            megabytes=max(cost.megabytes for cost in costs),
         )
 
 

@@ -61,6 +61,25 @@ class StepUpdate(str):
     __slots__ = ()
 
 
+class StepWarning(str):
+    """A warning in the middle of a step, which goes on: `StepWarning("node 1 has no GPU")`."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str) -> StepWarning:
+        return super().__new__(cls, f"warning: {text}")
+
+
+class WarningWithCommands(StepWarning, Message):
+    __slots__ = ()
+
+
+class Excluded(str):
+    """A region or instance type that `up` leaves out, and why: part of the plan."""
+
+    __slots__ = ()
+
+
 ProgressCallback = Callable[[str], None]  # by which long operations report progress, one sentence at a time
 
 
@@ -85,7 +104,8 @@ class CloudDDPError(Exception):
 
     @property
     def message(self) -> str:
-        return self._message + self._details()
+        text = self._message + self._details()
+        return Message(text) if isinstance(self._message, Message) else text
 
     def _details(self) -> str:
         more = self.more_nodes
@@ -165,10 +185,10 @@ class ConnectError(NodeError):
 
     `patience` is for how many seconds retrying may help (a booting node), 0 for no retry. `shown` is the host
     key that was refused, as `ssh-ed25519 AAAA...`, or ''. `silent`: no packet came back, so it may not be the
-    node. `closed_early`: sshd closed the connection at once; it may be booting or penalizing this address,
-    and need not be replaced. Code that connects to several nodes sets `retried`, the seconds after which it
-    gave up, and `other_node`, its rank where others respond: then the cause is the node, not this computer's
-    network.
+    node. `may_be_booting`: it is the node, and the hint is about its state. `closed_early`: sshd closed the
+    connection at once; it may be booting or penalizing this address, and need not be replaced. Code that
+    connects to several nodes sets `retried`, the seconds after which it gave up, and `other_node`, its rank
+    where others respond: then the cause is the node, not this computer's network.
     """
 
     def __init__(
@@ -180,8 +200,10 @@ class ConnectError(NodeError):
         shown: str = "",
         silent: bool = False,
         closed_early: bool = False,
+        may_be_booting: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
+        self.may_be_booting = may_be_booting or closed_early
         self.closed_early = closed_early
         self.patience = patience
         self.silent = silent

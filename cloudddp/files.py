@@ -18,10 +18,9 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from types import TracebackType
 
 import platformdirs
 
@@ -41,11 +40,6 @@ def resolved(path: Path | str) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _check_name(name: str) -> None:
-    if "/" in name or name in ("", ".", ".."):
-        raise ValueError(f"not a name in a folder: {name!r}")
-
-
 class Folder:
     """An open folder. `path` is its path when it was opened, and is used in messages only."""
 
@@ -61,7 +55,7 @@ class Folder:
     def __enter__(self) -> Folder:
         return self
 
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -76,7 +70,8 @@ class Folder:
     @contextlib.contextmanager
     def _naming(self, name: str) -> Iterator[None]:
         """Put the full path of `name`, which must be one path component, into errors of the block."""
-        _check_name(name)
+        if "/" in name or name in ("", ".", ".."):
+            raise ValueError(f"not a name in a folder: {name!r}")
         try:
             yield
         except OSError as error:
@@ -114,12 +109,8 @@ class Folder:
     def create(self, name: str, mode: int) -> int:
         """Return a descriptor of a new file, for writing. Raises FileExistsError if the name is taken."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        _check_name(name)
-        try:  # not with _naming, which takes as long as opening the file
+        with self._naming(name):
             return os.open(name, flags, mode, dir_fd=self.descriptor)
-        except OSError as error:
-            error.filename = str(self.path / name)
-            raise
 
     def append(self, name: str) -> int:
         """Return a descriptor that appends to a regular file of this user, created if it is missing.
@@ -244,19 +235,23 @@ def state_home() -> Path:
     """Return the state folder: CLOUDDDP_HOME if set, else the platform's state folder of the user."""
     if chosen := os.environ.get("CLOUDDDP_HOME"):
         return Path(chosen).absolute()
-    # Without a home folder (no HOME, no account with that uid) platformdirs raises, or returns a relative
-    # path.
-    with contextlib.suppress(RuntimeError):
-        if (found := Path(platformdirs.user_state_dir("cloudddp"))).is_absolute():
-            return found
+    if (found := _own_folder(platformdirs.user_state_dir)) is not None:
+        return found
     raise UsageError("there is no home folder for cloudddp's state", hint="set HOME, or CLOUDDDP_HOME")
 
 
 def user_config() -> Path | None:
     """Return the path of the user's configuration file, which may not exist; None without a home folder."""
+    folder = _own_folder(platformdirs.user_config_dir)
+    return folder and folder / "config.toml"
+
+
+def _own_folder(find: Callable[[str], str]) -> Path | None:
+    """Return a folder of platformdirs. Without a home folder (no HOME, no account with that uid) that raises,
+    or returns a relative path."""
     with contextlib.suppress(RuntimeError):
-        if (found := Path(platformdirs.user_config_dir("cloudddp"))).is_absolute():
-            return found / "config.toml"
+        if (found := Path(find("cloudddp"))).is_absolute():
+            return found
     return None
 
 

@@ -31,7 +31,7 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {seconds % 60:02} s" if minutes else f"{seconds} s"
 
 
-def moment(time: datetime) -> str:
+def format_time(time: datetime) -> str:
     return f"{time:%Y-%m-%d %H:%M} UTC"
 
 
@@ -40,7 +40,11 @@ def credentials_end(ends: datetime | None) -> str:
     left = (ends - datetime.now(UTC)).total_seconds() if ends else _DAY + 1
     if ends is None or left > _DAY:
         return ""
-    return f"credentials end in {duration(left)}, at {moment(ends)}" if left > 0 else "credentials have ended"
+    return (
+        f"credentials end in {duration(left)}, at {format_time(ends)}"
+        if left > 0
+        else "credentials have ended"
+    )
 
 
 def region_list(names: Sequence[str]) -> str:
@@ -49,7 +53,7 @@ def region_list(names: Sequence[str]) -> str:
     return ", ".join(names) if more < 2 else f"{', '.join(names[:_SHOWN_REGIONS])} and {more} other regions"
 
 
-def counted(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
     """Return "1 node", "2 nodes"."""
     return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 

@@ -101,7 +101,7 @@ def created_instances() -> frozenset[str]:
 
 def folder_of_job(job_id: str) -> ClusterFolder | None:
     """Return the cluster on which a job was launched from this computer."""
-    return next((one for one in all_folders() if job_id in one.jobs()), None)
+    return next((folder for folder in all_folders() if job_id in folder.jobs()), None)
 
 
 def drop_ssh_configs(name: str, *, but: str) -> None:
@@ -130,11 +130,11 @@ def all_folders() -> list[ClusterFolder]:
 
 
 class StateLost(CloudDDPError):
-    """The state folder, or a key in it, has gone while a command was using it."""
+    """The state folder, or a key in it, was removed while a command was using it."""
 
     def __init__(self, gone: Path) -> None:
         super().__init__(
-            f"{gone} has gone: without it the nodes cannot be used, and they may be running and billed",
+            f"{gone} no longer exists: without it the nodes cannot be used; they may be running and billed",
             hint="`cloudddp down` removes them",
         )
         self.gone = gone
@@ -164,18 +164,12 @@ class ClusterFolder:
         """Return the open folder; no part of its path is a symbolic link. Raises UsageError, OSError."""
         return open_private(self.root, "clusters", self.id, make=make)
 
-    def _read(self, path: Path) -> str:
-        """Return the text of one of its files. Raises OSError, also for a symbolic link; ValueError;
-        UsageError."""
-        with self._open(make=False) as folder:
-            return folder.read(path.name).decode()
-
     def read(self, path: Path) -> str | None:
-        """Return the text of one of its files, or None if it does not exist. Raises as _read does."""
-        try:
-            return self._read(path)
-        except FileNotFoundError:
-            return None
+        """Return the text of one of its files, or None if it does not exist. Raises OSError, also for a
+        symbolic link; ValueError; UsageError."""
+        with contextlib.suppress(FileNotFoundError), self._open(make=False) as folder:
+            return folder.read(path.name).decode()
+        return None
 
     def write(self, path: Path, text: str) -> None:
         """Replace one of its files atomically and durably. Raises OSError, UsageError."""
@@ -215,12 +209,12 @@ class ClusterFolder:
         """Write everything that must exist before the first AWS call: the record first, by which `down` finds
         the key."""
         with self._open() as folder:
-            folder.replace("cluster.json", f"{json.dumps(asdict(record), indent=2)}\n".encode())
+            folder.replace("cluster.json", _json(record).encode())
             folder.replace(self.private_key.name, private_key.encode())
             folder.replace(self.host_key.name, f"{host_public}\n".encode(), 0o644)
 
     def missing(self) -> Path | None:
-        """Return what has gone of what `create` wrote, the outermost folder or a key; None where the nodes
+        """Return what is missing of what `create` wrote, the outermost folder or a key; None where the nodes
         can be reached."""
         for needed in (self.root, self.path, self.private_key):
             if not needed.exists():
@@ -228,13 +222,13 @@ class ClusterFolder:
         return None if self.host_key.exists() or self.host_keys.exists() else self.host_key
 
     def check_present(self) -> None:
-        """Raise StateLost if a file without which the nodes cannot be reached has gone."""
+        """Raise StateLost if a file without which the nodes cannot be reached no longer exists."""
         if (gone := self.missing()) is not None:
             raise StateLost(gone)
 
     def login_key_text(self) -> str:
         """Return the private login key. Raises CloudDDPError if this computer does not have it."""
-        return self._read(self.login_key())
+        return self.read(self.login_key()) or ""
 
     def record(self) -> ClusterRecord | None:
         """Return what `create` wrote; None if it is damaged or the cluster was not created on this computer.
@@ -242,7 +236,7 @@ class ClusterFolder:
         Unknown keys are ignored: other versions of cloudddp write more or fewer of them.
         """
         try:
-            found = msgspec.json.decode(self._read(self.path / "cluster.json"), type=ClusterRecord)
+            found = msgspec.json.decode(self.read(self.path / "cluster.json") or "", type=ClusterRecord)
             return found if found.id == self.id else None
         except (OSError, ValueError, RecursionError):  # msgspec's own errors are ValueErrors
             return None
@@ -273,8 +267,7 @@ class ClusterFolder:
         """Change fields of the record, if there is one. Raises OSError, UsageError."""
         record = self.record()
         if record is not None:
-            text = json.dumps(asdict(replace(record, **fields)), indent=2)
-            self.write(self.path / "cluster.json", f"{text}\n")
+            self.write(self.path / "cluster.json", _json(replace(record, **fields)))
 
     @contextlib.contextmanager
     def being_created(self) -> Iterator[None]:
@@ -323,12 +316,10 @@ class ClusterFolder:
             {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event, **fields}
         )
         with self._open() as folder:
-            descriptor = folder.append("journal.jsonl")
-        try:
-            os.write(descriptor, line.encode() + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            file = os.fdopen(folder.append("journal.jsonl"), "ab", buffering=0)
+        with file:
+            file.write(line.encode() + b"\n")
+            os.fsync(file.fileno())
 
     def journal_created(self, instances: list[str]) -> None:
         """Record the instances that RunInstances returned."""
@@ -374,6 +365,10 @@ class ClusterFolder:
             keys = (self.private_key, self.host_key, self.host_keys, self.known_hosts, self.ssh_config)
             for name in (*(path.name for path in keys), _LOCK, _RESUME_LOCK):
                 folder.remove(name)
+
+
+def _json(record: ClusterRecord) -> str:
+    return f"{json.dumps(asdict(record), indent=2)}\n"
 
 
 LAUNCH = "launch"  # an event for each step of the launch of a `job`

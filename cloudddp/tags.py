@@ -7,6 +7,7 @@ path (local_state.ClusterFolder); `cluster_id` is '' where the tag holds none.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import unicodedata
 from collections import Counter
@@ -97,7 +98,7 @@ def decode(pairs: Iterable[Mapping[str, Any]]) -> Tags:
         expires=read(TAG_EXPIRES, parse_time),
         node_rank=read(TAG_NODE_RANK, parse_count),
         nodes=read(TAG_NODES, lambda text: parse_count(text) or None),
-        gpus=read(TAG_GPUS, parse_gpus),
+        gpus=read(TAG_GPUS, lambda text: parse_count(text, MAX_GPUS)),
         price=read(TAG_PRICE, parse_amount),
         efa=read(TAG_EFA, parse_count),
         require_efa=read(TAG_REQUIRE_EFA, lambda text: text == "yes" or None) or False,
@@ -117,15 +118,9 @@ def parse_cluster_id(text: str) -> str | None:
     return text if _ID.fullmatch(text) else None
 
 
-def parse_count(text: str) -> int | None:
-    """Return the number for one to four ASCII digits, else None."""
-    return int(text) if _COUNT.fullmatch(text) else None
-
-
-def parse_gpus(text: str) -> int | None:
-    """Return the number of GPUs, from 0 to MAX_GPUS, or None."""
-    count = parse_count(text)
-    return count if count is not None and count <= MAX_GPUS else None
+def parse_count(text: str, most: int = 9999) -> int | None:
+    """Return the number for one to four ASCII digits, up to `most`, else None."""
+    return int(text) if _COUNT.fullmatch(text) and int(text) <= most else None
 
 
 def parse_amount(text: str) -> float | None:
@@ -140,51 +135,29 @@ def iso(time: datetime) -> str:
 
 def parse_time(text: str) -> datetime | None:
     """Return the time for a text in exactly that form, or None."""
-    if not _TIME.fullmatch(text):
-        return None
-    try:
-        found = datetime.strptime(text, _ISO).replace(tzinfo=UTC)
-    except ValueError:  # 31 February
-        return None
-    return found if found.year in _YEARS else None
+    with contextlib.suppress(ValueError):  # 31 February
+        if _TIME.fullmatch(text):
+            found = datetime.strptime(text, _ISO).replace(tzinfo=UTC)
+            return found if found.year in _YEARS else None
+    return None
 
 
 # The rules for extra tags of the user. EC2 allows every Unicode character in tags (Amazon EC2 User Guide,
 # "Tag your Amazon EC2 resources"). Keys have up to 127 characters in the service model of EC2 and 128 in that
 # guide, values 256; keys of AWS begin with `aws:` in any case, and a resource has at most 50 tags.
 
-OWN_PREFIX = "cloudddp:"
 MOST = 35  # of the 50 of a resource; the others are for cloudddp's own tags
-_LONGEST_KEY, _LONGEST_VALUE = 127, 256
-_AWS_PREFIX = "aws:"
 
 
 def extra_tag_problem(tags: Mapping[str, str]) -> tuple[str, str] | None:
     """Return what is wrong with extra tags and what is allowed, or None."""
     for key, value in tags.items():
         folded = key.lower()
-        if folded.startswith(_AWS_PREFIX):
-            return f"tag key {key!r} begins with 'aws:', which AWS reserves", "choose another key"
-        if folded.startswith(OWN_PREFIX):
-            return f"tag key {key!r} begins with 'cloudddp:', which is reserved", "choose another key"
-        if not 0 < len(key) <= _LONGEST_KEY or _has_control_characters(key):
-            allowed = f"allowed: 1 to {_LONGEST_KEY} characters, without control characters"
-            return f"tag key {key[:60]!r} is not allowed", allowed
-        if len(value) > _LONGEST_VALUE or _has_control_characters(value):
-            allowed = f"allowed: up to {_LONGEST_VALUE} characters, without control characters"
-            return f"the value of tag {key!r} is not allowed", allowed
+        if reserved := [prefix for prefix in ("aws:", "cloudddp:") if folded.startswith(prefix)]:
+            return f"tag key {key!r} begins with '{reserved[0]}', which is reserved", "choose another key"
+        limits = ((f"tag key {key[:60]!r}", key, 1, 127), (f"the value of tag {key!r}", value, 0, 256))
+        for what, text, least, most in limits:
+            if not least <= len(text) <= most or any(unicodedata.category(one) == "Cc" for one in text):
+                allowed = f"allowed: {least} to {most} characters, without control characters"
+                return f"{what} is not allowed", allowed
     return None
-
-
-def too_many_extra_tags(tags: Mapping[str, str]) -> tuple[str, str] | None:
-    """Return what is wrong with the number of extra tags of all sources together, or None."""
-    if len(tags) <= MOST:
-        return None
-    return (
-        f"{len(tags)} extra tags are too many",
-        f"allowed: up to {MOST}; EC2 allows 50 tags on a resource, and the others are for cloudddp",
-    )
-
-
-def _has_control_characters(text: str) -> bool:
-    return any(unicodedata.category(character) == "Cc" for character in text)

@@ -21,6 +21,7 @@ _UNSAFE_OR_BREAK = re.compile(f"{_UNSAFE.pattern}|[\t\n]")
 # Select Graphic Rendition with numbers: colours and weight. Every other escape sequence can move the cursor,
 # change the window title, write to the clipboard or send input as if it had been typed.
 _COLOUR = re.compile(r"\x1b\[([0-9;]{0,40})m")
+_COLOUR_OR_UNSAFE = re.compile(f"{_COLOUR.pattern}|{_UNSAFE.pattern}")
 _CONCEAL = 8  # hides the text after it
 _EXTENDED = (38, 48)  # followed by 5;N or 2;R;G;B
 _RESET = "\x1b[0m"
@@ -53,23 +54,12 @@ def with_colours(line: str) -> str:
 
 def visible_in_colour(text: str) -> str:
     """Return text as `visible` does, but keep its colour sequences, except those that conceal text."""
-    if "\x1b" not in text:
-        return visible(text)
-    parts: list[str] = []
-    end = 0
-    for found in _COLOUR.finditer(text):
-        parts.append(visible(text[end : found.start()]))
-        parts.append(visible(found.group()) if _conceals(found.group(1)) else found.group())
-        end = found.end()
-    parts.append(visible(text[end:]))
-    return "".join(parts)
+    return _COLOUR_OR_UNSAFE.sub(lambda found: found[0] if _is_colour(found) else visible(found[0]), text)
 
 
 def without_colours(line: str) -> str:
     """Return a line of a rank's output for a file or a pipe: colours are removed, as by `ls --color=auto`."""
-    if "\x1b" not in line:
-        return visible(line)
-    return visible(_COLOUR.sub(lambda found: found.group() if _conceals(found.group(1)) else "", line))
+    return visible(_COLOUR.sub(lambda found: "" if _is_colour(found) else found[0], line))
 
 
 def size_of(count: int) -> str:
@@ -102,17 +92,17 @@ def node_list(nodes: Iterable[int]) -> str:
     return ("node " if len(ranks) == 1 else "nodes ") + ", ".join(map(str, ranks))
 
 
-def _conceals(parameters: str) -> bool:
-    """Return whether the parameters of a colour sequence conceal text; 8 may also be the number of a
+def _is_colour(found: re.Match[str]) -> bool:
+    """Return whether a match is a colour sequence that does not conceal text; 8 may also be the number of a
     colour."""
-    numbers = iter(int(part[:4] or 0) for part in parameters.split(";"))
+    numbers = iter([] if found[1] is None else [int(part[:4] or 0) for part in found[1].split(";")])
     for number in numbers:
         if number in _EXTENDED:
             for _ in range({5: 1, 2: 3}.get(next(numbers, 0), 0)):
                 next(numbers, None)
         elif number == _CONCEAL:
-            return True
-    return False
+            return False
+    return found[1] is not None
 
 
 def _escaped(found: re.Match[str]) -> str:

@@ -97,38 +97,24 @@ def finish() -> str:
 
 
 def rows(spans: Sequence[Span]) -> list[Row]:
-    """Return the lines of a waterfall, by their beginning. The spans of several nodes make one line each
-    time. Pure."""
-    found: list[Row] = []
-    rounds: dict[tuple[str, int], list[Span]] = {}
-    counts: dict[tuple[str, int], int] = {}
-    for one in spans:
-        if one.node is None:
-            found.append(Row(one.name, one.began, one.ended))
-            continue
-        number = counts[one.name, one.node] = counts.get((one.name, one.node), 0) + 1
-        rounds.setdefault((one.name, number), []).append(one)
-    found += [_row(part) for group in rounds.values() for part in _at_once(group)]
+    """Return the lines of a waterfall, by their beginning. Spans of several nodes that overlap make one line.
+    Pure."""
+    found = [Row(one.name, one.began, one.ended) for one in spans if one.node is None]
+    groups: dict[str, list[Span]] = {}
+    for one in sorted((one for one in spans if one.node is not None), key=lambda one: one.began):
+        group = groups.setdefault(one.name, [])
+        if group and one.began > max(other.ended for other in group):  # a pause is not shown as work
+            found.append(_row(group))
+            group.clear()
+        group.append(one)
+    found += map(_row, groups.values())
     return sorted(found, key=lambda row: (row.began, -row.ended))
-
-
-def _at_once(group: Sequence[Span]) -> list[list[Span]]:
-    """Return groups of spans that overlap: a row for spans with a pause between them would show the pause as
-    work."""
-    parts: list[list[Span]] = []
-    ended = float("-inf")
-    for one in sorted(group, key=lambda one: one.began):
-        if one.began > ended:
-            parts.append([])
-        parts[-1].append(one)
-        ended = max(ended, one.ended)
-    return parts
 
 
 def _row(group: Sequence[Span]) -> Row:
     slowest = max(group, key=lambda one: one.ended - one.began)
     began, ended = min(one.began for one in group), max(one.ended for one in group)
-    return Row(slowest.name, began, ended, len(group), slowest.node)
+    return Row(slowest.name, began, ended, len({one.node for one in group}), slowest.node)
 
 
 def waterfall(found: Sequence[Row]) -> str:

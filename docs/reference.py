@@ -6,11 +6,11 @@ commands' own help, and the sbatch script of the example, as `cloudddp export sl
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
 from cloudddp.cli.lazy_commands import EVERY_OPTION
 from cloudddp.cli.main import main
@@ -61,7 +61,8 @@ def configuration_page() -> str:
 def defaults(section: str) -> dict[str, Any]:
     """Return {key: default} of a section."""
     kind = schema.SECTIONS[section]
-    empty = kind(**{one.name: None for one in msgspec.structs.fields(kind) if one.required})
+    required = [one.name for one in dataclasses.fields(kind) if one.default is one.default_factory]
+    empty = kind(**dict.fromkeys(required))
     found = {key: getattr(empty, key) for key in schema.fields(section)}
     return {**found, "name": None} if section == "cluster" else found  # the name is that of the folder
 

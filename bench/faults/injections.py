@@ -189,7 +189,7 @@ def only_rendezvous_port(lab: Lab) -> None:
     instance = ec2.describe_instances(InstanceIds=[lab.nodes[0].instance])["Reservations"][0]["Instances"][0]
     (group,) = [one["GroupId"] for one in instance["SecurityGroups"]]
     rules = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
-    own = [one for one in rules if one.get("UserIdGroupPairs")]
+    own = [rule for rule in rules if rule.get("UserIdGroupPairs")]
     ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=own)
     one = {"IpProtocol": "tcp", "FromPort": 29500, "ToPort": 29500, "UserIdGroupPairs": [{"GroupId": group}]}
     ec2.authorize_security_group_ingress(GroupId=group, IpPermissions=[one])
@@ -200,7 +200,7 @@ def deadline_in(seconds: float) -> Prepare:
 
     def prepare(lab: Lab) -> None:
         moment = f"{datetime.now(UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%SZ}"
-        ids = [one.instance for one in lab.nodes]
+        ids = [node.instance for node in lab.nodes]
         lab.ec2().create_tags(Resources=ids, Tags=[{"Key": "cloudddp:expires", "Value": moment}])
 
     return prepare

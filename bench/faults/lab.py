@@ -152,12 +152,14 @@ class Lab:
 
     def alive(self, job: str = "") -> list[Proc]:
         """Return the ranks among the processes."""
-        return [one for one in self.processes(job) if one.kind == "rank"]
+        return [process for process in self.processes(job) if process.kind == "rank"]
 
     def running_job(self, known: set[str]) -> str:
         """Return the id of a job whose guard runs on a node, '' while there is none that is not known."""
-        agents = (one for one in self.processes() if one.kind == "agent" and one.job not in known)
-        return next((one.job for one in agents), "")
+        agents = (
+            process for process in self.processes() if process.kind == "agent" and process.job not in known
+        )
+        return next((agent.job for agent in agents), "")
 
     def known_jobs(self) -> set[str]:
         """Return the ids of the jobs that any node has a record of."""

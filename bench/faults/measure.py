@@ -140,7 +140,11 @@ def _into(run: Run, fault: Fault, row: Row) -> None:
         until(lambda: not lab.alive(run.job), GONE, "the job does not end")
         return
     if fault.inject.__name__ == "nothing":  # the script's own: it counts from the end of the first rank
-        until(lambda: not before <= {one.pid for one in lab.processes(run.job)}, GONE, "no rank has ended")
+        until(
+            lambda: not before <= {process.pid for process in lab.processes(run.job)},
+            GONE,
+            "no rank has ended",
+        )
         began = time.monotonic()
     row.seconds = _wait_gone(run, before, began, fault.frozen)
     if fault.thaws:
@@ -167,7 +171,7 @@ def _wait_gone(run: Run, before: set[int], began: float, frozen: int | None) -> 
 
 def _except(lab: Lab, frozen: int | None, job: str = "") -> Callable[[], list[Proc]]:
     """Return a function that returns the processes of the nodes that are not frozen."""
-    return lambda: [one for one in lab.processes(job) if one.node != frozen]
+    return lambda: [process for process in lab.processes(job) if process.node != frozen]
 
 
 def sentence(output: str, job: str) -> str:
@@ -182,7 +186,7 @@ def sentence(output: str, job: str) -> str:
 def _listed(done: subprocess.CompletedProcess[str], job: str) -> tuple[str, Any]:
     """Return the state and the exit code of a job in the answer of `jobs --json`."""
     try:
-        (found,) = (one for one in json.loads(done.stdout) if one["id"] == job)
+        (found,) = (load for load in json.loads(done.stdout) if load["id"] == job)
     except ValueError:
         return "unknown", None
     return str(found["state"]), found["exit_code"]

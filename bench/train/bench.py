@@ -178,7 +178,7 @@ def measure(case: Case, args: argparse.Namespace, sides: Sequence[str]) -> dict[
                 if turn:
                     turns[side].append(figures)
     rates = {
-        side: [case.steps * case.batch_size / one["seconds"] for one in figures]
+        side: [case.steps * case.batch_size / figure["seconds"] for figure in figures]
         for side, figures in turns.items()
     }
     row: dict[str, Any] = {"case": case.name}
@@ -193,7 +193,7 @@ def measure(case: Case, args: argparse.Namespace, sides: Sequence[str]) -> dict[
 def other_figures(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return what one side reported besides its speed: medians over the turns, and its settings."""
     names = ("data_wait", "mfu", "peak_memory_bytes", "processor_seconds", "page_faults")
-    medians = {name: statistics.median(one[name] for one in turns) for name in names if name in turns[0]}
+    medians = {name: statistics.median(turn[name] for turn in turns) for name in names if name in turns[0]}
     return {**medians, "settings": turns[0]["settings"]}
 
 

@@ -9,12 +9,11 @@ program of its user: replies.py does.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, TypedDict, TypeVar, Unpack
+from typing import Any, Protocol, TypeVar
 
 from cloudddp import timings
 from cloudddp.agent import program, replies
@@ -82,14 +81,6 @@ class Request(Step, Protocol[Reply]):
     def REPLY(self) -> Callable[..., Reply]: ...  # noqa: N802
 
 
-class Options(TypedDict, total=False):
-    """How a step is run: as for `run_step`."""
-
-    timeout: float | None
-    limit: int
-    then: Sequence[str]
-
-
 def run_script(
     runner: Runner,
     node: int,
@@ -122,33 +113,40 @@ def run_step(
     *,
     body: Callable[[], Iterable[bytes]] | None = None,
     timeout: float | None = 60.0,
-    limit: int = MAX_REPLY,
     on_stdout: Callable[[bytes], None] | None = None,
     on_stderr: Callable[[bytes], None] | None = None,
-    span: bool = True,
-    is_last: bool = False,
-    then: Sequence[str] = (),
 ) -> Result:
     """Run one step of the agent on a node and return what it wrote.
 
     What `body` returns follows the request on stdin. An agent that is missing or changed is sent for a second
-    try.
-
-    `span`: record its time for --timings. `is_last`: of the agent's process, so that its output may be any
-    bytes. `then`: the steps that are likely to follow. Raises RefusedByAgent, NodeError, ProtocolError.
+    try. Raises RefusedByAgent, NodeError, ProtocolError.
     """
+    is_short = on_stdout is None or body is not None  # else it lasts for as long as somebody reads
     spec = CommandSpec(
         program.step_command(request.STEP),
         command_timeout=timeout,
         on_stdout=on_stdout,
         on_stderr=on_stderr,
-        limit=limit,
+        limit=_limit(request),
         # A reply must arrive completely within the time limit; a stream has no limit.
         total_timeout=timeout if on_stdout is None and body is None else None,
     )
-    once = functools.partial(_run_once, runner, node, request, spec, body, is_last=is_last, then=then)
+    message = encode(request)
+
+    def once() -> Result:
+        """Run it in the agent's process that serves the node, or in one of its own where that is not
+        possible."""
+        if (connection := runner.connection(node)) is not None:
+            session = AgentSession.of(connection, node, program.step_command("serve"))
+            after = replace(spec, stdin=b"" if body is None else body())
+            if (served := session.run(request.STEP, message, after)) is not None:
+                return served
+        line = message + b"\n"
+        stdin = line if body is None else itertools.chain((line,), body())
+        return runner.run(node, replace(spec, stdin=stdin))
+
     try:
-        with timings.span(f"agent: {request.STEP}", node) if span else contextlib.nullcontext():
+        with timings.span(f"agent: {request.STEP}", node) if is_short else contextlib.nullcontext():
             result = once()
             if result.exit_code == ExitCode.NO_AGENT:
                 shipped = runner.run(node, CommandSpec(program.ship(), program.compressed_agent()))
@@ -160,29 +158,9 @@ def run_step(
     return result
 
 
-def _run_once(
-    runner: Runner,
-    node: int,
-    request: Step,
-    spec: CommandSpec,
-    body: Callable[[], Iterable[bytes]] | None,
-    *,
-    is_last: bool,
-    then: Sequence[str],
-) -> Result:
-    """Run a step in the agent's process that serves the node, or in one of its own where that is not
-    possible."""
-    message = encode(request)
-    connection = runner.connection(node)
-    if connection is not None:
-        session = AgentSession.of(connection, node, program.step_command("serve"))
-        after = replace(spec, stdin=b"" if body is None else body())
-        result = session.run(request.STEP, message, after, is_last=is_last, then=then)
-        if result is not None:
-            return result
-    line = message + b"\n"
-    stdin = line if body is None else itertools.chain((line,), body())
-    return runner.run(node, replace(spec, stdin=stdin))
+def _limit(request: Step) -> int:
+    """Return how many bytes the reply may have."""
+    return getattr(request, "LIMIT", MAX_REPLY)
 
 
 def call(
@@ -190,8 +168,8 @@ def call(
     node: int,
     request: Request[T],
     *,
-    on_stderr: Callable[[bytes], None] | None = None,
-    **options: Unpack[Options],
+    timeout: float | None = 60.0,
+    on_stderr: Callable[[int, bytes], None] | None = None,
 ) -> T:
     """Run a step on one node and return its reply. Raises NodeError with the node's error text, or if the
     reply does not fit the protocol. `on_stderr` gets what the step writes to stderr, as it arrives."""
@@ -200,16 +178,16 @@ def call(
     def pass_on(data: bytes) -> None:
         last[:] = (last + data)[-(4 * replies.LONGEST_REASON) :]
         if on_stderr is not None:
-            on_stderr(data)
+            on_stderr(node, data)
 
     try:
         receive = None if on_stderr is None else pass_on
-        result = run_step(runner, node, request, on_stderr=receive, **options)
+        result = run_step(runner, node, request, timeout=timeout, on_stderr=receive)
         if result.exit_code:
             result = replace(result, stderr=bytes(last) or result.stderr)
             raise NodeError(f"node {node}: step {request.STEP!r} failed: {replies.failure_text(result)}")
         kind: Any = request.REPLY
-        reply: T = decode(result.stdout, kind, limit=options.get("limit", MAX_REPLY))
+        reply: T = decode(result.stdout, kind, limit=_limit(request))
         return reply
     except ProtocolError as error:
         raise replies.unreadable(node, request.STEP, error) from None
@@ -219,17 +197,16 @@ def call_all(
     runner: Runner,
     requests: Mapping[int, Request[T]],
     *,
+    timeout: float | None = 60.0,
     silent: dict[int, NodeError] | None = None,
     on_stderr: Callable[[int, bytes], None] | None = None,
-    **options: Unpack[Options],
 ) -> dict[int, T]:
     """Run a step on these nodes at the same time, and return what `call` would for each; the first failure is
     raised. `silent` takes the failures of nodes whose connection breaks or that do not answer, unless none
     answers. `on_stderr` is called in the thread of each node."""
 
     def one(node: int) -> T:
-        receive = None if on_stderr is None else functools.partial(on_stderr, node)
-        return call(runner, node, requests[node], on_stderr=receive, **options)
+        return call(runner, node, requests[node], timeout=timeout, on_stderr=on_stderr)
 
     done = runner.each(
         one, nodes=requests, fatal=lambda error: silent is None or not isinstance(error, ConnectionLost)

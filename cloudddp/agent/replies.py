@@ -13,22 +13,12 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from cloudddp.agent.program import agent_id
-from cloudddp.agent.protocol import ExitCode
+from cloudddp.agent.protocol import ExitCode, transfer
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
-from cloudddp.agent.protocol.frames import (
-    END,
-    HEARTBEAT,
-    LOG,
-    MAX_STATE,
-    RECORDS,
-    End,
-    Frame,
-    Heartbeat,
-    Log,
-    parse_log_header,
-)
+from cloudddp.agent.protocol.frames import MAX_STATE, RECORDS, End, Frame, Heartbeat, read_log
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import VersionConflict
+from cloudddp.agent.protocol.transfer import UNSEALED
 from cloudddp.errors import Message, NodeError, q
 from cloudddp.ssh.running import Result
 from cloudddp.text import one_line
@@ -120,45 +110,29 @@ class FrameDecoder:
     """Splits a byte stream into frames. It never holds more than one frame and the bytes just fed."""
 
     def __init__(self) -> None:
-        self._buffer = bytearray()
-        self._searched = 0  # bytes of the buffer that contain no line break
+        self._frames = transfer.Frames(UNSEALED)
         self._ranks: set[int] = set()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are complete. Raises ProtocolError for bytes that no agent sends."""
-        self._buffer += data
-        while (cut := self._buffer.find(b"\n", self._searched)) >= 0:
-            frame, end = self._frame(bytes(self._buffer[:cut]), cut + 1)
-            if frame is None:
-                self._searched = cut
-                return
-            del self._buffer[:end]
-            self._searched = 0
-            yield frame
-        self._searched = len(self._buffer)
-        if self._searched > MAX_STATE:
-            raise ProtocolError(f"a frame is longer than {MAX_STATE} bytes")
+        return map(self._decoded, self._frames.feed(data))
 
-    def _frame(self, line: bytes, start: int) -> tuple[Frame | None, int]:
-        """Return the frame that begins with `line`, None while it is incomplete, and its end in the
-        buffer."""
-        if line.startswith(LOG):
-            return self._log(line, start)
-        for head, kind in RECORDS.items():
-            if line.startswith(head):
-                return decode(line[len(head) :], kind, limit=MAX_STATE), start
-        if line == HEARTBEAT:
-            return Heartbeat(), start
-        if line == END:
-            return End(), start
-        raise ProtocolError(f"it begins a frame with {line[:20]!r}")
+    def end(self) -> None:
+        """Raise ProtocolError if a part of a frame is left: its sender has ended with exit code 0."""
+        if self._frames.rest:
+            raise ProtocolError("it ends within a frame")
 
-    def _log(self, line: bytes, start: int) -> tuple[Frame | None, int]:
-        rank, offset, length = parse_log_header(line)
-        self._ranks.add(rank)
-        if len(self._ranks) > MAX_RANKS + 2:  # with the launcher and the setup
-            raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")
-        end = start + length
-        if end > len(self._buffer):
-            return None, end
-        return Log(rank, offset, bytes(self._buffer[start:end])), end
+    def _decoded(self, found: transfer.Frame) -> Frame:
+        if found.kind == transfer.LOG:
+            log = read_log(found)
+            self._ranks.add(log.rank)
+            if len(self._ranks) > MAX_RANKS + 2:  # with the launcher and the setup
+                raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")
+            return log
+        if found.kind in RECORDS:
+            return decode(found.body, RECORDS[found.kind], limit=MAX_STATE)
+        if found.kind == transfer.HEARTBEAT:
+            return Heartbeat()
+        if found.kind == transfer.ENDED:
+            return End()
+        raise ProtocolError("it has a frame of another step")

@@ -7,64 +7,35 @@ A step that begins while another one runs has a command of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable
 from itertools import chain
 
-from cloudddp.agent.protocol import codec
+from cloudddp.agent.protocol import STREAMS, codec
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import BoundedBuffer, CommandSpec, Input, Result, RunningCommand
-from cloudddp.ssh.time_limits import Activity
+from cloudddp.ssh.time_limits import IdleTimer
 
 _LONGEST_END = 16  # bytes that end the output of a step
 
 
-class _Step:
-    """A step that runs: what it has written, and how that ends."""
+class _Output:
+    """What a step writes to one stream. It is passed on, up to the byte that ends it; the output of the last
+    step may be any bytes. `end`: what has come after that, as far as it matters."""
 
-    def __init__(self, spec: CommandSpec, label: str, *, is_last: bool) -> None:
-        self._is_last = is_last
-        self._out, self._err = (BoundedBuffer(label, spec.limit) for _ in range(2))
-        self._take_out, self._take_err = spec.on_stdout or self._out.add, spec.on_stderr or self._err.add
-        self._end: bytes | None = None  # what has come of the end of stdout
-        self._has_stderr_end = False
-        self.has_output_after_end = False  # the process has taken the rest of the input for a request
+    def __init__(self, take: Callable[[bytes], object], *, is_last: bool) -> None:
+        self._take, self._is_last = take, is_last
+        self.end: bytes | None = None
 
-    def stdout(self, data: bytes) -> None:
-        if self._is_last:
-            self._take_out(data)
-            return
-        if self._end is None:
-            head, found, rest = data.partition(b"\0")
+    def add(self, data: bytes) -> None:
+        if self.end is None:
+            head, found, data = (data, b"", b"") if self._is_last else data.partition(codec.STDERR_END)
             if head:
-                self._take_out(head)
+                self._take(head)
             if not found:
                 return
-            self._end, data = b"\0", rest
-        end, newline, more = (self._end + data).partition(b"\n")
-        self._end = end + newline
-        self.has_output_after_end = self.has_output_after_end or bool(more)
-        if len(self._end) > _LONGEST_END:
-            raise ProtocolError("its output does not end as that of a step")
-
-    def stderr(self, data: bytes) -> None:
-        head, found, more = (data, b"", b"") if self._is_last else data.partition(codec.STDERR_END)
-        if self._has_stderr_end:
-            head, more = b"", data
-        self._has_stderr_end = self._has_stderr_end or bool(found)
-        self.has_output_after_end = self.has_output_after_end or bool(more)
-        if head:
-            self._take_err(head)
-
-    def has_ended(self) -> bool:
-        return self._end is not None and self._end.endswith(b"\n") and self._has_stderr_end
-
-    def exit_code(self) -> int:
-        """Return the exit code of a step that has ended. Raises ProtocolError."""
-        return codec.read_stdout_end(self._end or b"")
-
-    def result(self, code: int) -> Result:
-        return Result(code, bytes(self._out.data), bytes(self._err.data))
+            self.end = b""
+        self.end = (self.end + data)[:_LONGEST_END]
 
 
 class AgentSession:
@@ -82,54 +53,51 @@ class AgentSession:
         assert isinstance(kept, cls)  # noqa: S101
         return kept
 
-    def run(
-        self, step: str, request: bytes, spec: CommandSpec, *, is_last: bool = False, then: Iterable[str] = ()
-    ) -> Result | None:
+    def run(self, step: str, request: bytes, spec: CommandSpec) -> Result | None:
         """Do a step and return its result; None if another one runs, and nothing was done.
 
-        Of the `spec`, stdin is what follows the request; its command names the step in error messages. After
-        the last step, the process ends. `then`: the steps that are likely to follow. Raises what
-        Connection.run raises, and ProtocolError.
+        Of the `spec`, stdin is what follows the request; its command names the step in error messages. Raises
+        what Connection.run raises, and ProtocolError.
         """
         if not self._lock.acquire(blocking=False):
             return None
+        is_last, can_go_on = step in STREAMS, False
         try:
-            result, can_go_on = self._run(
-                codec.ask(step, request, is_last=is_last, then=then), spec, is_last=is_last
-            )
+            idle = IdleTimer(spec.command_timeout, spec.total_timeout)
+            process = self._start(idle)
+            asked, body = codec.ask(step, request, is_last=is_last), spec.stdin
+            source = Input(asked + body if isinstance(body, bytes) else chain((asked,), body))
+            kept = [BoundedBuffer(f"node {self._node}", spec.limit) for _ in range(2)]
+            out = _Output(spec.on_stdout or kept[0].add, is_last=is_last)
+            err = _Output(spec.on_stderr or kept[1].add, is_last=is_last)
+
+            def has_ended() -> bool:
+                end = out.end or b""
+                if len(end) == _LONGEST_END and b"\n" not in end:
+                    raise ProtocolError("its output does not end as that of a step")
+                return b"\n" in end and err.end is not None
+
+            code = process.exchange(source, (out.add, err.add), idle, until=has_ended, keep_open=not is_last)
+            if code is None:
+                end, _, more = (out.end or b"").partition(b"\n")
+                code = codec.read_stdout_end(b"\0" + end + b"\n")
+                # Input that is left would be taken for the next request. Where there is output after the end,
+                # some was; and a step that failed may have left its input unread.
+                can_go_on = not (code or more or err.end) and source.is_sent
+            elif not is_last and not code:
+                raise ProtocolError("its process has ended without an answer")
+            return Result(code, *(bytes(one.data) for one in kept))
+        finally:
             if not can_go_on:
                 self._end()
-            return result
-        except BaseException:
-            self._end()
-            raise
-        finally:
             self._lock.release()
 
-    def _run(self, asked: bytes, spec: CommandSpec, *, is_last: bool) -> tuple[Result, bool]:
-        """Return the result of a step, and whether the process can do another one."""
-        activity = Activity(spec.command_timeout, spec.total_timeout)
-        process = self._start(activity)
-        step = _Step(spec, f"node {self._node}", is_last=is_last)
-        source = Input(asked + spec.stdin if isinstance(spec.stdin, bytes) else chain((asked,), spec.stdin))
-        code = process.exchange(
-            source, (step.stdout, step.stderr), activity, until=step.has_ended, keep_open=not is_last
-        )
-        if code is not None:  # the process has ended
-            if not is_last and not code:
-                raise ProtocolError("its process has ended without an answer")
-            return step.result(code), False
-        code = step.exit_code()
-        # Input that is left would be taken for the next request, and a step that failed may have left its
-        # input unread.
-        return step.result(code), not code and not step.has_output_after_end and source.is_sent
-
-    def _start(self, activity: Activity) -> RunningCommand:
+    def _start(self, idle: IdleTimer) -> RunningCommand:
         """Return the process. What one has written while no step ran is no answer."""
         if self._process is not None and not self._process.is_quiet:
             self._end()
         if self._process is None:
-            self._process = self._connection.start(self._command, activity)
+            self._process = self._connection.start(self._command, idle)
         return self._process
 
     def _end(self) -> None:

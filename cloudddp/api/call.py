@@ -24,21 +24,22 @@ class Call:
     """What the settings of a cluster are loaded from, at each call: files and the environment may change."""
 
     options: GlobalOptions
-    flags: tuple[Flag, ...]
     reporter: Callback
     region: str | None = None  # of the cluster, once it is known
 
     def session(self, env: Mapping[str, str] | None = None) -> Session[Reporter]:
         warn_in_event_loop()
-        given = dict(env or {})
-        more = [Flag("env", "job", "env", given)] if given else []
-        session = sessions.start(
-            self.reporter,
-            self.options,
-            flags=[*self.flags, *more],
-            variables=[f"{name}={value}" for name, value in given.items()],
-        )
-        return replace(session, region=self.region)
+        options = self.options
+        if env:
+            variables = tuple(f"{name}={value}" for name, value in env.items())
+            flags = (*options.flags, Flag("env", "job", "env", dict(env)))
+            options = replace(options, flags=flags, variables=variables)
+        session = sessions.start(self.reporter, options)
+        session.account.region = self.region
+        return session
+
+    def with_settings(self, flags: Sequence[Flag]) -> Call:
+        return replace(self, options=replace(self.options, flags=(*self.options.flags, *flags)))
 
 
 def new_call(
@@ -51,8 +52,9 @@ def new_call(
 ) -> Call:
     simulated = os.environ.get(IN_SIMULATOR, "").lower() in ("1", "true", "yes")
     file = None if config is None else os.fspath(config)
-    options = GlobalOptions(cluster, file, region, profile, sim=simulated)
-    return Call(options, flags_of(settings, "cluster", "job"), Callback(on_progress))
+    flags = flags_of(settings, "cluster", "job")
+    options = GlobalOptions(cluster, file, region, profile, sim=simulated, flags=flags)
+    return Call(options, Callback(on_progress))
 
 
 def flags_of(settings: Mapping[str, Any], *sections: str) -> tuple[Flag, ...]:

@@ -13,7 +13,7 @@ from cloudddp.operations.reporter import StepLines
 OnProgress = Callable[[str], None]
 
 
-class Callback:
+class Callback(contextlib.AbstractContextManager["Callback"]):
     """A Reporter, and the Steps of its operations, for a callback."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
@@ -44,9 +44,6 @@ class Callback:
 
     def agree(self, question: str) -> None:
         """Nobody can be asked."""
-
-    def __enter__(self) -> Callback:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()

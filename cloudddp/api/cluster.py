@@ -24,13 +24,7 @@ from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import Continuation, of_job
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import collect, raise_incomplete
-from cloudddp.operations.start_job import (
-    Display,
-    checked_script,
-    results_of,
-    send_files,
-    start_job,
-)
+from cloudddp.operations.start_job import Display, checked_script, results_of, send_files, start_job
 from cloudddp.operations.take_down import take_down
 from cloudddp.operations.unsaved_work import unsaved_work
 
@@ -102,10 +96,9 @@ class Job:
         with connected(session, partly=True, needed=()) as (cluster, runner):
             left = collect(session, runner, cluster, self.id, None)
         if left.lines:
-            raise CloudDDPError(
-                f"not all results of job {self.id} were copied: {'; '.join(left.lines)}",
-                hint=f"the nodes keep these files until they terminate; {left.pull}",
-            )
+            hint = f"the nodes keep these files until they terminate; {left.pull}"
+            what = f"not all results of job {self.id} were copied: {'; '.join(left.lines)}"
+            raise CloudDDPError(what, hint=hint)
         raise_incomplete(left.incomplete, all_nodes=True)
         return session.root / project_files.RESULTS / self.id
 
@@ -120,7 +113,7 @@ def _continuation(
     **more: Any,
 ) -> Continuation:
     flags = flags_of(settings, "cluster", "job")
-    session = replace(call, flags=(*call.flags, *flags)).session(env)
+    session = call.with_settings(flags).session(env)
     return of_job(session, flags, job_id, partial(Display, on_line=on_line), times, **more)
 
 
@@ -133,19 +126,8 @@ class Cluster:
         self._call = replace(call, region=found.region)
         self._found = found
         self._jobs: list[Job] = []
+        self.name, self.id, self.region = found.name, found.id, found.region
         self.created = created  # by the call that has returned it
-
-    @property
-    def name(self) -> str:
-        return self._found.name
-
-    @property
-    def id(self) -> str:
-        return self._found.id
-
-    @property
-    def region(self) -> str:
-        return self._found.region
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -167,15 +149,13 @@ class Cluster:
 
     def cost(self) -> float | None:
         """Return the cost of the instances until now in USD, None if it is not known. Asks AWS."""
-        self._update(self._call.session().cluster())
+        self._update(self._call.session().account.cluster())
         return self._found.cost().usd
 
     def _update(self, found: clusters.Cluster) -> None:
         if found.id != self.id:
-            raise CloudDDPError(
-                f"cluster {self.name} ({self.id}) is gone, and {found.id} has its name",
-                hint="attach() returns it",
-            )
+            what = f"cluster {self.name} ({self.id}) is gone, and {found.id} has its name"
+            raise CloudDDPError(what, hint="attach() returns it")
         self._found = found
 
     def launch(
@@ -195,10 +175,10 @@ class Cluster:
         with this id, and of the jobs before it. `settings`: of [job]. Raises UsageError before anything is
         sent, CloudDDPError.
         """
-        call = replace(self._call, flags=(*self._call.flags, *flags_of(settings, "job")))
+        call = self._call.with_settings(flags_of(settings, "job"))
         session = call.session(env)
         script_there = checked_script(session, script_of(script, args, module=module))
-        process_nodes.check(session.settings)
+        process_nodes.check_role(session.settings)
         folders = results_of(session, results)
         job = NewJob(script_there, None, keep=KEEP_MINUTES)
         with connected(session, whole=True) as (found, runner):
@@ -243,8 +223,7 @@ class Cluster:
                 self._jobs.append(Job(self._call, again.job.id, self._jobs))
 
     def down(self, *, discard: bool = False) -> None:
-        """Terminate the nodes, remove everything else, and verify that nothing is left; also where another
-        command has removed the cluster.
+        """Terminate the nodes, remove everything else, and verify that nothing is left.
 
         Raises Leftovers with what is left and its price. Without `discard` also, with nothing removed, where
         a job runs or results were not pulled.
@@ -253,17 +232,16 @@ class Cluster:
 
     def _remove(self, *, discard: bool = False, unfinished: Sequence[str] = ()) -> None:
         session = self._call.session()
-        aws = session.aws(finishing=True)
+        aws = session.account.aws(finishing=True)
         members = inventory.instances(aws, inventory.with_id(self.id))  # `resume` may have replaced a node
         self._found = clusters.Cluster.of(members, name=self.name, cluster_id=self.id, region=self.region)
-        if self._found.nodes and not discard:
-            held = unsaved_work(self._found, session.settings, aws=aws)
-            if held:
-                raise Leftovers(
-                    f"cluster {self.name} was not removed: {'; '.join([*held, *unfinished])}",
-                    hint="wait for the job or cancel it, and pull; or down(discard=True)",
-                )
-        take_down(session, self.id)
+        found = self._found if self._found.nodes and not discard else None
+        if found and (held := unsaved_work(found, session.settings, aws=aws)):
+            raise Leftovers(
+                f"cluster {self.name} was not removed: {'; '.join([*held, *unfinished])}",
+                hint="wait for the job or cancel it, and pull; or down(discard=True)",
+            )
+        take_down(session, aws, self.id)
         self._jobs.clear()
 
     def __enter__(self) -> Cluster:

@@ -13,7 +13,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cluster.plan import Plan
 from cloudddp.errors import Interrupted, UsageError
-from cloudddp.formats import dollars, moment
+from cloudddp.formats import dollars, format_time
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.operations import process_nodes
 from cloudddp.operations.lifecycle import bring_up, require_limits
@@ -33,8 +33,7 @@ def up(
 
     Nothing is asked: `max_hours` and `max_cost` limit the bill, and the nodes terminate at their deadline,
     also without this computer. After an error or an interrupt everything is removed again. `settings`: of
-    [cluster] and [job], for all calls of the cluster. Raises UsageError, CloudDDPError, Interrupted,
-    Leftovers.
+    [cluster] and [job], for all calls. Raises UsageError, CloudDDPError, Interrupted, Leftovers.
     """
     return _up(new_call(cluster, config, region, profile, on_progress, settings))
 
@@ -44,7 +43,7 @@ def _up(call: Call) -> Cluster:
         price = plans[0].price
         call.reporter.log(
             f"starting {price.nodes} x {info.name} at {dollars(price.hour)} an hour, until "
-            f"{moment(plans[0].expires)} at the latest"
+            f"{format_time(plans[0].expires)} at the latest"
         )
 
     session = call.session()
@@ -53,7 +52,7 @@ def _up(call: Call) -> Cluster:
     except KeyboardInterrupt:
         raise Interrupted("interrupted while nothing was being created") from None
     if done.plan is None:
-        require_limits(session, done.cluster, {flag.key for flag in call.flags})
+        require_limits(session, done.cluster, {flag.key for flag in call.options.flags})
     return Cluster(call, done.cluster, created=done.plan is not None)
 
 
@@ -66,10 +65,9 @@ def attach(
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> Cluster:
-    """Return a cluster that exists, by default the one of the project. Raises CloudDDPError where there is
-    none."""
+    """Return a cluster that exists, by default the one of the project. Raises CloudDDPError for none."""
     call = new_call(cluster, config, region, profile, on_progress, settings)
-    return Cluster(call, call.session().cluster(), created=False)
+    return Cluster(call, call.session().account.cluster(), created=False)
 
 
 def run(
@@ -95,7 +93,7 @@ def run(
     call = new_call(cluster, config, region, profile, on_progress, settings)
     session = call.session(env)
     checked_script(session, script_of(script, args, module=module), fresh=True)
-    process_nodes.check(session.settings)
+    process_nodes.check_role(session.settings)
     if not results_of(session, results):
         report_results_here(session, "run(..., results=True)")
     new = _up(call)

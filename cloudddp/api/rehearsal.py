@@ -30,6 +30,5 @@ def sim() -> Iterator[str]:
             yield found.endpoint
         finally:
             control.stop(state_home())
-            for name in os.environ.keys() - before.keys():
-                del os.environ[name]
+            os.environ.clear()
             os.environ.update(before)

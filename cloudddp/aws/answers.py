@@ -38,30 +38,46 @@ _SHOWN = 200  # characters of the decoder's message, which can quote a value
 _lock = threading.Lock()
 
 
-class Record(msgspec.Struct, frozen=True, rename="pascal"):
-    """A part of an answer; `vpc_id` is AWS's VpcId. Other fields are ignored."""
+class Answer(msgspec.Struct, frozen=True, rename="pascal"):
+    """A part of an answer; `vpc_id` is AWS's VpcId, and a field named "State.Name" what the part State has as
+    its Name. Other fields are ignored."""
 
 
-class Tagged(Record, frozen=True, kw_only=True):
+class Tagged(Answer, frozen=True, kw_only=True):
     """A part of an answer that has tags, which tags.decode reads."""
 
     tags: tuple[dict[str, str], ...] = ()
 
     def tag(self, key: str) -> str | None:
         """Return the value of a tag, None if it is not there."""
-        return next((one.get("Value", "") for one in self.tags if one.get("Key") == key), None)
+        return next((tag.get("Value", "") for tag in self.tags if tag.get("Key") == key), None)
 
 
-def decode(answer: object, kind: type[T], call: str, region: str) -> T:
-    """Return a part of an answer as `kind`. `call` is for the message, for example ec2:DescribeVpcs.
+def decode(answer: object, kind: type[T], call: str, region: str, key: str = "") -> T:
+    """Return an answer as `kind`, or what it has under `key`. `call` is for the message, for example
+    ec2:DescribeVpcs.
 
     Raises AWSError if a required field is missing, or a value is of another type or not in its limits.
     """
     try:
+        found = _flat(answer)
+        if key and key not in found:  # an empty listing has it too
+            raise ValueError(f"it has no `{key}`")
         with _lock:
-            return msgspec.convert(answer, kind)
+            return msgspec.convert(found[key] if key else found, kind)
     except (ValueError, TypeError, RecursionError) as error:  # msgspec's own errors are ValueErrors
         raise malformed(call, region, str(error)) from None
+
+
+def _flat(part: Any) -> Any:
+    """Return a part of an answer whose fields have those of their own parts beside them, by their paths."""
+    if isinstance(part, list):
+        return [_flat(one) for one in part]
+    if not isinstance(part, Mapping):
+        return part
+    found = {name: _flat(value) for name, value in part.items()}
+    inner = {name: value for name, value in found.items() if isinstance(value, dict)}
+    return found | {f"{name}.{key}": one for name, value in inner.items() for key, one in value.items()}
 
 
 def malformed(call: str, region: str, reason: str) -> AWSError:
@@ -72,29 +88,16 @@ def malformed(call: str, region: str, reason: str) -> AWSError:
     )
 
 
-class _Launched(Record, frozen=True):
+class _Launched(Answer, frozen=True):
     instance_id: Id
     ami_launch_index: Count = 0
 
 
-class _RunInstances(Record, frozen=True):
-    instances: list[_Launched]
-
-
-class _CreateSecurityGroup(Record, frozen=True):
-    group_id: Id
-
-
-_CREATING: dict[str, type[Any]] = {
-    "run_instances": _RunInstances,
-    "create_security_group": _CreateSecurityGroup,
+# What the answer to a creating call has to name, by its method.
+CREATED: dict[str, tuple[str, Any]] = {
+    "run_instances": ("Instances", list[_Launched]),
+    "create_security_group": ("GroupId", Id),
 }
-
-
-def check_creating(answer: object, method: str, call: str, region: str) -> None:
-    """Raise AWSError if the answer to a creating call does not name what was created."""
-    if (kind := _CREATING.get(method)) is not None:
-        decode(answer, kind, call, region)
 
 
 CREDENTIALS_HINT = Message(
@@ -104,15 +107,20 @@ CREDENTIALS_HINT = Message(
 AGAIN = Message("`cloudddp down`, then `cloudddp up` again")
 
 SHORTAGES = ("InsufficientInstanceCapacity", "InsufficientHostCapacity")  # HTTP status 500
+THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
+_NOT_ACCEPTED = (
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+    "SignatureDoesNotMatch",
+    "AuthFailure",
+)
 # error code -> what to do next
 HINTS: dict[str, str] = {
+    **dict.fromkeys(_NOT_ACCEPTED, CREDENTIALS_HINT),
     "AuthFailure": Message(
         "if only this region refuses them, enable it for the account or choose another; else "
         f"{CREDENTIALS_HINT}"
     ),
-    "InvalidClientTokenId": CREDENTIALS_HINT,
-    "UnrecognizedClientException": CREDENTIALS_HINT,
-    "SignatureDoesNotMatch": CREDENTIALS_HINT,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": Message(
         "spot's first use: `aws iam create-service-linked-role --aws-service-name spot.amazonaws.com`"
     ),
@@ -139,8 +147,7 @@ HINTS: dict[str, str] = {
     "InsufficientAddressCapacity": "AWS has no free public address now: wait some minutes and repeat the "
     "command",
     "InsufficientFreeAddressesInSubnet": "the subnet is full: give other --subnets",
-    "RequestLimitExceeded": "AWS throttles this account: wait a minute and repeat the command",
-    "Throttling": "AWS throttles this account: wait a minute and repeat the command",
+    **dict.fromkeys(THROTTLED, "AWS throttles this account: wait a minute and repeat the command"),
     "InvalidAMIID.NotFound": "the image does not exist in this region: see `image` in cloudddp.toml",
     "InvalidAMIID.Malformed": "see `image` in cloudddp.toml",
     "InvalidSubnetID.NotFound": "see `subnets` in cloudddp.toml, and the region",
@@ -157,17 +164,10 @@ HINTS: dict[str, str] = {
 
 EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired")  # the last one is EC2's
 """The codes for credentials that have ended."""
-_NOT_ACCEPTED = (
-    "InvalidClientTokenId",
-    "UnrecognizedClientException",
-    "SignatureDoesNotMatch",
-    "AuthFailure",
-)
 REGION_REFUSED = ("AuthFailure", "OptInRequired")
 """The codes of a region that refuses credentials which other regions accept."""
 _SHOWN_TEXT = 600  # characters of a message of AWS, which names roles and resources, and can be long
 _SHOWN_CODE = 100
-THROTTLED = ("RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled")
 _MOST_SKEW = 240.0  # seconds; a signature is valid for 300
 
 
@@ -278,6 +278,6 @@ def skewed(response: Mapping[str, Any], code: str) -> AWSError | None:
     off = f"{abs(ahead) / 60:.0f} minutes {'ahead of' if ahead > 0 else 'behind'} AWS's clock"
     return AWSError(
         f"AWS refused the request ({code}): the clock of this computer is {off}",
-        hint="set the clock (`timedatectl` shows it), then repeat the command",
+        hint="set the clock (on Linux `sudo timedatectl set-ntp true`), then repeat the command",
         code="ClockSkew",
     )

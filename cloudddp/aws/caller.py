@@ -13,7 +13,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from cloudddp.aws.answers import Address, Id, Record
+from msgspec import field
+
+from cloudddp.aws.answers import Address, Answer, Id
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 from cloudddp.text import one_line
@@ -25,13 +27,13 @@ CHECKIP = "https://checkip.amazonaws.com"
 _GENERATED = re.compile(r"(assumed-role/[^/]+)/(?:botocore-session|aws-sdk-[a-z-]+|aws-go-sdk)-[0-9]+")
 
 
-class _Region(Record, frozen=True):
+class _Region(Answer, frozen=True):
     region_name: Id
 
 
 def enabled_regions(aws: AWS) -> list[str]:
     """Return the regions that are enabled in the account, of the partition of `aws`. One AWS call."""
-    return [one.region_name for one in aws.listed("ec2", "describe_regions", "Regions", _Region)]
+    return [one.region_name for one in aws.listed("describe_regions", _Region)]
 
 
 def owner(aws: AWS) -> str:
@@ -95,21 +97,17 @@ _PRIVATE = [
 ]
 
 
-class _PublicAddress(Record, frozen=True):
-    public_ip: str = ""
-
-
-class _Interface(Record, frozen=True):
-    association: _PublicAddress = _PublicAddress()
+class _Interface(Answer, frozen=True):
+    public_ip: str = field(name="Association.PublicIp", default="")
     private_ip_address: Address = ""
 
 
-class _Instance(Record, frozen=True):
+class _Instance(Answer, frozen=True):
     network_interfaces: tuple[_Interface, ...] = ()
     private_ip_address: Address = ""
 
 
-class _Reservation(Record, frozen=True):
+class _Reservation(Answer, frozen=True):
     instances: list[_Instance]
 
 
@@ -123,10 +121,10 @@ def jump_host_address(aws: AWS, host: str) -> str | None:
         public = not any(ipaddress.ip_address(address) in block for block in _PRIVATE)
         name = "ip-address" if public else "private-ip-address"
         filters = [{"Name": name, "Values": [address]}]
-        found = aws.listed("ec2", "describe_instances", "Reservations", _Reservation, Filters=filters)
+        found = aws.listed("describe_instances", _Reservation, key="Reservations", Filters=filters)
         for instance in (one for reservation in found for one in reservation.instances):
             for interface in instance.network_interfaces:
-                if interface.association.public_ip == address and interface.private_ip_address:
+                if interface.public_ip == address and interface.private_ip_address:
                     return interface.private_ip_address
             if instance.private_ip_address:
                 return instance.private_ip_address

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -59,7 +60,9 @@ class AWS:
 
             from cloudddp.aws.credentials import Credentials
 
-        _check_endpoints()
+        for name, url in os.environ.items():
+            if url and (name == "AWS_ENDPOINT_URL" or name.startswith("AWS_ENDPOINT_URL_")):
+                _require_url(url, name)
         self._clients: dict[str, Any] = {}
         self._observe = observe
         try:
@@ -115,7 +118,11 @@ class AWS:
         """The region of the partition that is enabled in every account."""
         partitions = self._core.get_data("partitions")["partitions"]
         return str(
-            next(one["outputs"]["implicitGlobalRegion"] for one in partitions if one["id"] == self.partition)
+            next(
+                partition["outputs"]["implicitGlobalRegion"]
+                for partition in partitions
+                if partition["id"] == self.partition
+            )
         )
 
     def client(self, service: str) -> Any:
@@ -132,12 +139,7 @@ class AWS:
                     f"AWS configuration: {error}",
                     hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
                 ) from None
-            if not _is_url(client.meta.endpoint_url):  # its own variables were checked before
-                raise UsageError(
-                    "AWS configuration: endpoint_url is not a URL: "
-                    f"{one_line(str(client.meta.endpoint_url), 100)}",
-                    hint=f"fix ~/.aws/config: {_URL_HINT}",
-                )
+            _require_url(str(client.meta.endpoint_url), "endpoint_url in ~/.aws/config")
             client.meta.events.register_first("needs-retry.ec2.RunInstances", _no_capacity_retries)
             self._clients[service] = client
         return self._clients[service]
@@ -155,7 +157,8 @@ class AWS:
             if error.code not in EXPIRED or not self.credentials.replace_refused():
                 raise
             answer = self._call(service, method, params)
-        answers.check_creating(answer, method, action(service, method), self.region)
+        if created := answers.CREATED.get(method):
+            answers.decode(answer, created[1], action(service, method), self.region, created[0])
         if self._observe:
             self._observe(service, method, params, answer)
         return answer
@@ -201,21 +204,29 @@ class AWS:
         if self._observe:
             self._observe(service, method, {**params, "DryRun": True}, {})
 
-    def read(self, service: str, method: str, kind: type[T], /, **params: Any) -> T:
-        """Make one call and return its answer as `kind`. Raises as `call` does, and AWSError for any other
-        answer."""
+    def read(self, service: str, method: str, kind: type[T], key: str = "", /, **params: Any) -> T:
+        """Make one call and return its answer as `kind`, or what it has under `key`. Raises as `call` does,
+        and AWSError for any other answer."""
         answer = self.call(service, method, **params)
-        return answers.decode(answer, kind, action(service, method), self.region)
+        return answers.decode(answer, kind, action(service, method), self.region, key)
 
     def listed(
-        self, service: str, method: str, key: str, kind: type[T], /, *, absent: str = "", **params: Any
+        self,
+        method: str,
+        kind: type[T],
+        /,
+        *,
+        service: str = "ec2",
+        key: str = "",
+        absent: str = "",
+        **params: Any,
     ) -> list[T]:
-        """Return the items under `key` of every page of a listing, each as `kind`; none if AWS answers with
-        an error code that begins with `absent`. Raises as `read` does."""
-        call = action(service, method)
-        found: list[T] = []
-        seen: set[str] = set()
-        token: dict[str, str] = {}
+        """Return the items of every page of a listing, each as `kind`; none if AWS answers with an error code
+        that begins with `absent`. `key` is where they are in the answer: KeyPairs for describe_key_pairs.
+        Raises as `read` does."""
+        call, found = action(service, method), list[T]()
+        key = key or re.sub("^[A-Z][a-z]+", "", call.partition(":")[2])
+        token, seen = dict[str, str](), set[str]()
         while True:
             try:
                 answer = self.call(service, method, **params, **token)
@@ -223,9 +234,7 @@ class AWS:
                 if not absent or not error.code.startswith(absent):
                     raise
                 return []
-            if key not in answer:  # an empty listing has it too
-                raise answers.malformed(call, self.region, f"it has no `{key}`")
-            found += answers.decode(answer[key], list[kind], call, self.region)  # type: ignore[valid-type]
+            found += answers.decode(answer, list[kind], call, self.region, key)  # type: ignore[valid-type]
             following = answer.get("NextToken")
             if not following:
                 return found
@@ -236,31 +245,19 @@ class AWS:
             token = {"NextToken": following}
 
 
-_URL_HINT = "it has to be http://HOST:PORT or https://HOST:PORT"
-
-
-def _check_endpoints() -> None:
-    """Raise UsageError for a variable of an endpoint that is not a URL."""
-    for name, value in os.environ.items():
-        if (
-            (name == "AWS_ENDPOINT_URL" or name.startswith("AWS_ENDPOINT_URL_"))
-            and value
-            and not _is_url(value)
-        ):
-            raise UsageError(
-                f"AWS configuration: {one_line(name, 60)} is not a URL: {one_line(value, 100)}",
-                hint=f"unset it, or fix it: {_URL_HINT}",
-            )
-
-
-def _is_url(text: str) -> bool:
-    """Return whether requests can be sent to a URL. urlsplit checks the port when it is read, not before."""
+def _require_url(url: str, origin: str) -> None:
+    """Raise UsageError unless requests can be sent to a URL. urlsplit checks the port when it is read."""
     try:
-        parts = urlsplit(text)
+        parts = urlsplit(url)
         (parts.hostname or "").encode("idna")
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        return False
+        is_valid = False
+    if not is_valid:
+        raise UsageError(
+            f"AWS configuration: {one_line(origin, 60)} is not a URL: {one_line(url, 100)}",
+            hint="unset it, or fix it: it has to be http://HOST:PORT or https://HOST:PORT",
+        )
 
 
 def require_region(name: str, session: Any = None) -> None:
@@ -309,9 +306,8 @@ def _no_profile(core: Any) -> UsageError:
     """Return the error for a profile that does not exist, with similar names."""
     name = str(core.get_config_variable("profile"))
     known = sorted(map(str, core.available_profiles))
-    hint = nearest(name, known) if known else ""
     if not known:
         hint = "there are no profiles: `aws configure sso` or `aws configure` creates one"
-    elif not hint.startswith("did you mean"):  # there may be hundreds
+    elif not (hint := nearest(name, known)).startswith("did you mean"):  # there may be hundreds
         hint = one_line(f"your profiles: {some(known, _LISTED)}", 600)
     return UsageError(f"AWS profile {one_line(name, 100)!r} does not exist", hint=hint)

@@ -36,8 +36,8 @@ class Source:
     """`profile` has the settings of the credentials, and is the last one of a chain of `source_profile`s.
 
     `role` is the ARN of the role that is assumed with them, '' for none; `mfa` whether that takes an MFA
-    code. `detail` depends on the kind: the token file, or the program of credential_process. `sso_key` is the
-    name of the SSO session, or its start URL, which names the file of its token.
+    code. `detail` depends on the kind: the token file, the program of credential_process, or what names the
+    file of the SSO token: the SSO session, or its start URL.
     """
 
     kind: str
@@ -45,12 +45,14 @@ class Source:
     role: str = ""
     mfa: bool = False
     detail: str = ""
-    sso_key: str = ""
-    token_file: str = ""  # the path that `detail` shows
 
     @property
     def shown(self) -> str:
         return f"profile {one_line(self.profile, 100)!r}"
+
+    @property
+    def process(self) -> str:
+        return f"the credential_process of {self.shown} ({one_line(self.detail, 100)})"
 
     @property
     def renewal(self) -> str:
@@ -68,8 +70,8 @@ class Source:
             LOGIN: f"`aws login{option}`",
             ENVIRONMENT: "set AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN to new values",
             KEYS: f"put new keys into {self.shown} (`aws configure{option}`)",
-            PROCESS: f"log in again for the credential_process of {self.shown} ({self.detail})",
-            WEB_IDENTITY: f"renew the token in {self.detail}",
+            PROCESS: f"log in again for {self.process}",
+            WEB_IDENTITY: f"renew the token in {one_line(self.detail, 300)}",
             CONTAINER: "check the container's credentials endpoint (AWS_CONTAINER_CREDENTIALS_*)",
             INSTANCE: "check the instance profile of this computer",
         }.get(self.kind, "run `aws configure`")
@@ -83,22 +85,19 @@ class Source:
         if self.mfa:
             return role_session
         if self.kind == ENVIRONMENT:
-            return moment(os.environ.get("AWS_CREDENTIAL_EXPIRATION"))
+            return parse_time(os.environ.get("AWS_CREDENTIAL_EXPIRATION"))
         if self.kind == SSO:
-            return _sso_end(self.sso_key, role_session)
+            return _sso_end(self.detail, role_session)
         return None
 
 
 def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) -> Source:
     """Return the source for a profile of botocore's `full_config`. `explicit`: it overrides the environment's
     keys."""
-    name = profile or "default"
-    _require_texts(config, name)
+    name, role, mfa = profile or "default", "", False
+    settings = _settings(config, name)
     if not explicit and os.environ.get("AWS_ACCESS_KEY_ID"):
         return Source(ENVIRONMENT, name)
-    profiles = config.get("profiles", {})
-    settings = profiles.get(name, {})
-    role, mfa = "", False
     for _ in range(_MOST_PROFILES):
         if "role_arn" not in settings or "web_identity_token_file" in settings:
             break
@@ -110,17 +109,31 @@ def source(config: Mapping[str, Any], profile: str | None, *, explicit: bool) ->
         following = settings.get("source_profile", name)
         if following == name:  # its own static keys
             return Source(KEYS, name, role, mfa)
-        name, settings = following, profiles.get(following, {})
-        _require_texts(config, name)
-    return _own(name, settings, role, mfa, from_environment=not explicit and not role)
+        name, settings = following, _settings(config, following)
+    environ = os.environ if not explicit and not role else {}
+    if token_file := environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") or settings.get("web_identity_token_file"):
+        role = role or one_line(environ.get("AWS_ROLE_ARN") or settings.get("role_arn", ""), 300)
+        return Source(WEB_IDENTITY, name, role, mfa, token_file)
+    if "sso_account_id" in settings or "sso_role_name" in settings:
+        key = settings.get("sso_session") or settings.get("sso_start_url", "")
+        return Source(SSO, name, role, mfa, key)
+    if "aws_access_key_id" in settings:
+        return Source(KEYS, name, role, mfa)
+    if "login_session" in settings:
+        return Source(LOGIN, name, role, mfa)
+    if "credential_process" in settings:
+        program = settings["credential_process"].split()[:1]  # its arguments may be secret
+        return Source(PROCESS, name, role, mfa, "".join(program))
+    in_container = any(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI" in os.environ for kind in ("RELATIVE", "FULL"))
+    return Source(CONTAINER if in_container else NONE, name, role, mfa)
 
 
-def _require_texts(config: Mapping[str, Any], profile: str) -> None:
-    """Raise UsageError for a setting of a profile, or of its SSO session, that has settings of its own
-    (indented lines). Those of one service may have: s3, emr."""
-    settings = config.get("profiles", {}).get(profile, {})
-    session = config.get("sso_sessions", {}).get(str(settings.get("sso_session")), {})
-    for key, value in (*settings.items(), *session.items()):
+def _settings(config: Mapping[str, Any], profile: str) -> Mapping[str, str]:
+    """Return the settings of a profile. Raises UsageError for one, or one of its SSO session, that has
+    settings of its own (indented lines), as only those of one service may have: s3, emr."""
+    found: Mapping[str, Any] = config.get("profiles", {}).get(profile, {})
+    session = config.get("sso_sessions", {}).get(str(found.get("sso_session")), {})
+    for key, value in (*found.items(), *session.items()):
         is_text = ("_" in key and key != "api_versions") or key in ("region", "output", "services")
         if is_text and isinstance(value, Mapping):
             raise UsageError(
@@ -128,40 +141,10 @@ def _require_texts(config: Mapping[str, Any], profile: str) -> None:
                 "single value",
                 hint="fix ~/.aws/config: write KEY = VALUE on one line, without indented lines after it",
             )
+    return found
 
 
-def _own(
-    name: str,
-    settings: Mapping[str, Any],
-    role: str,
-    mfa: bool,
-    *,
-    from_environment: bool,
-) -> Source:
-    """Return the source of a profile that assumes no role of `source_profile`."""
-    token_file = os.environ.get("AWS_WEB_IDENTITY_TOKEN_FILE") if from_environment else None
-    if token_file := token_file or settings.get("web_identity_token_file"):
-        arn = os.environ.get("AWS_ROLE_ARN") if from_environment else None
-        arn = one_line(str(arn or settings.get("role_arn", "")), 300)
-        return Source(
-            WEB_IDENTITY, name, role or arn, mfa, one_line(str(token_file), 300), token_file=str(token_file)
-        )
-    if "sso_account_id" in settings or "sso_role_name" in settings:
-        key = settings.get("sso_session") or settings.get("sso_start_url", "")
-        return Source(SSO, name, role, mfa, sso_key=str(key))
-    if "aws_access_key_id" in settings:
-        return Source(KEYS, name, role, mfa)
-    if "login_session" in settings:
-        return Source(LOGIN, name, role, mfa)
-    if "credential_process" in settings:
-        program = str(settings["credential_process"]).split()[:1]  # its arguments may be secret
-        return Source(PROCESS, name, role, mfa, one_line("".join(program), 100))
-    if any(f"AWS_CONTAINER_CREDENTIALS_{kind}_URI" in os.environ for kind in ("RELATIVE", "FULL")):
-        return Source(CONTAINER, name, role, mfa)
-    return Source(NONE, name, role, mfa)
-
-
-def moment(text: object) -> datetime | None:
+def parse_time(text: object) -> datetime | None:
     """Return a time as AWS's tools write it (ISO 8601, or with UTC at the end); None if it is not one."""
     if not isinstance(text, str) or len(text) > 40:
         return None
@@ -186,8 +169,8 @@ def _sso_end(key: str, role_session: datetime | None) -> datetime | None:
     if not isinstance(token, dict):
         return None
     if all(token.get(one) for one in ("refreshToken", "clientId", "clientSecret", "registrationExpiresAt")):
-        return moment(token["registrationExpiresAt"])
-    ends = [one for one in (moment(token.get("expiresAt")), role_session) if one]
+        return parse_time(token["registrationExpiresAt"])
+    ends = [one for one in (parse_time(token.get("expiresAt")), role_session) if one]
     return max(ends, default=None)
 
 
@@ -202,9 +185,11 @@ _CONFIGURATION = (
     exceptions.UnknownCredentialError,
     exceptions.ProfileNotFound,
     exceptions.ParamValidationError,
+    exceptions.PartialCredentialsError,
 )
 # What files and programs that botocore reads raise if their data is invalid.
 _INVALID_DATA = (ValueError, LookupError, TypeError, AttributeError, OverflowError)
+_PROCESS_METHOD = "custom-process"
 
 
 def explained(error: Exception, source: Source) -> CloudDDPError | None:
@@ -216,9 +201,12 @@ def explained(error: Exception, source: Source) -> CloudDDPError | None:
     if isinstance(error, exceptions.BotoCoreError):
         return _of_botocore(error, source)
     if isinstance(error, RuntimeError) and "still expired" in str(error):  # botocore's words
-        return _expired(source)
-    if isinstance(error, OSError):
-        return _unreadable(error, source)
+        of = "in the environment" if source.kind == ENVIRONMENT else f"of {source.shown}"
+        return CredentialsError(f"the AWS credentials {of} have expired", renew=source.login)
+    if isinstance(error, OSError) and source.kind == PROCESS:
+        return UsageError(f"cannot run {source.process}: {error.strerror}", hint="fix it in ~/.aws/config")
+    if isinstance(error, OSError) and source.kind == WEB_IDENTITY:
+        return unreadable_token(source, str(error.strerror))
     if isinstance(error, _INVALID_DATA) and not isinstance(error, UnicodeEncodeError):
         return _invalid(error, source)
     return None
@@ -229,90 +217,58 @@ def without_secrets(text: object) -> str:
     return one_line(_SECRET.sub("****", " ".join(str(text).split())), _SHOWN)
 
 
-def _of_botocore(error: Any, source: Source) -> CloudDDPError:
-    names = {kind.__name__ for kind in type(error).__mro__}  # older versions lack some
-    if isinstance(error, exceptions.NoCredentialsError) and source.kind == LOGIN:  # an old botocore
-        names.add("MissingDependencyException")
-    elif isinstance(error, exceptions.NoCredentialsError):
-        return CredentialsError("no AWS credentials found", renew=source.renewal, hint=CREDENTIALS_HINT)
-    if isinstance(error, exceptions.PartialCredentialsError):
-        return UsageError(f"AWS configuration: {error}", hint=_FIX)
-    if isinstance(error, _CONFIGURATION):
-        return UsageError(f"AWS configuration: {without_secrets(error)}", hint=_FIX)
-    if "MissingDependencyException" in names:
-        return UsageError(
-            f"{source.shown} uses `aws login`, which needs a package that is not installed",
-            hint="pip install 'botocore[crt]>=1.41'",
-        )
-    if "SSOError" in names or "TokenRetrievalError" in names:
-        return CredentialsError(
-            f"the SSO session of {source.shown} has expired, or there is none", renew=source.login
-        )
-    if "LoginError" in names:
-        return CredentialsError(
-            f"the `aws login` session of {source.shown} has ended: {without_secrets(error)}",
-            renew=source.login,
-        )
-    if isinstance(error, exceptions.EndpointConnectionError | exceptions.HTTPClientError):
-        return unreachable("credentials", error)
-    if isinstance(error, exceptions.CredentialRetrievalError) and source.kind == PROCESS:
-        printed = without_secrets(str(error).partition(f"{_PROCESS_METHOD}: ")[2]) or "it printed no reason"
-        return CredentialsError(f"{_process(source)} failed: {printed}", renew=source.login)
-    return CredentialsError(f"cannot load AWS credentials: {without_secrets(error)}", renew=source.login)
-
-
-_PROCESS_METHOD = "custom-process"
-
-
-def _process(source: Source) -> str:
-    return f"the credential_process of {source.shown} ({source.detail})"
-
-
-def _expired(source: Source) -> CredentialsError:
-    of = "in the environment" if source.kind == ENVIRONMENT else f"of {source.shown}"
-    return CredentialsError(f"the AWS credentials {of} have expired", renew=source.login)
-
-
-def _unreadable(error: OSError, source: Source) -> CloudDDPError | None:
-    if source.kind == PROCESS:
-        return UsageError(f"cannot run {_process(source)}: {error.strerror}", hint="fix it in ~/.aws/config")
-    if source.kind == WEB_IDENTITY:
-        return unreadable_token(source, str(error.strerror))
-    return None
-
-
 def unreadable_token(source: Source, reason: str) -> UsageError:
     return UsageError(
-        f"cannot read the web identity token {source.detail}: {reason}",
+        f"cannot read the web identity token {one_line(source.detail, 300)}: {reason}",
         hint="check AWS_WEB_IDENTITY_TOKEN_FILE, or web_identity_token_file in ~/.aws/config",
     )
 
 
-def _invalid(error: Exception, source: Source) -> CloudDDPError | None:
-    if source.kind == PROCESS:
-        return CredentialsError(f"{_process(source)} did not print valid credentials", renew=source.login)
-    if source.kind in (SSO, LOGIN):
-        return CredentialsError(f"the stored session of {source.shown} is not valid", renew=source.login)
-    if source.kind == CONTAINER:
-        return CredentialsError(
-            "the container's endpoint did not return valid credentials", renew=source.login
+def _of_botocore(error: Any, source: Source) -> CloudDDPError:
+    names = {kind.__name__ for kind in type(error).__mro__}  # older versions lack some
+    has_none = "NoCredentialsError" in names
+    if has_none and source.kind != LOGIN:
+        return CredentialsError("no AWS credentials found", renew=source.renewal, hint=CREDENTIALS_HINT)
+    if has_none or "MissingDependencyException" in names:  # the former: an old botocore
+        return UsageError(
+            f"{source.shown} uses `aws login`, which needs a package that is not installed",
+            hint="pip install 'botocore[crt]>=1.41'",
         )
-    if source.kind == ENVIRONMENT and _invalid_expiration():
+    if isinstance(error, _CONFIGURATION):
+        return UsageError(f"AWS configuration: {without_secrets(error)}", hint=_FIX)
+    if isinstance(error, exceptions.EndpointConnectionError | exceptions.HTTPClientError):
+        return unreachable("credentials", error)
+    reason = without_secrets(error)
+    if names & {"SSOError", "TokenRetrievalError"}:
+        text = f"the SSO session of {source.shown} has expired, or there is none"
+    elif "LoginError" in names:
+        text = f"the `aws login` session of {source.shown} has ended: {reason}"
+    elif "CredentialRetrievalError" in names and source.kind == PROCESS:
+        printed = without_secrets(str(error).partition(f"{_PROCESS_METHOD}: ")[2]) or "it printed no reason"
+        text = f"{source.process} failed: {printed}"
+    else:
+        text = f"cannot load AWS credentials: {reason}"
+    return CredentialsError(text, renew=source.login)
+
+
+def _invalid(error: Exception, source: Source) -> CloudDDPError:
+    """Return the error for data in which botocore did not find what it expects."""
+    if source.kind == ENVIRONMENT:
         return UsageError(
             "the AWS credentials in the environment are not valid",
             hint="check AWS_CREDENTIAL_EXPIRATION and the other AWS_* variables",
         )
-    if isinstance(error, ValueError):  # for example an endpoint that is not a URL
-        return UsageError(
-            f"AWS configuration: {without_secrets(error)}",
-            hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
-        )
-    return None
-
-
-def _invalid_expiration() -> bool:
-    text = os.environ.get("AWS_CREDENTIAL_EXPIRATION")
-    return bool(text) and moment(text) is None
+    text = {
+        PROCESS: f"{source.process} did not print valid credentials",
+        CONTAINER: "the container's endpoint did not return valid credentials",
+        **dict.fromkeys((SSO, LOGIN), f"the stored session of {source.shown} is not valid"),
+    }.get(source.kind)
+    if text:
+        return CredentialsError(text, renew=source.login)
+    return UsageError(
+        f"AWS configuration: {without_secrets(error)}",
+        hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",
+    )
 
 
 def _refused(error: Any, source: Source) -> CloudDDPError:

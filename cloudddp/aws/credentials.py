@@ -21,7 +21,14 @@ import botocore.credentials
 from botocore.exceptions import ClientError, RefreshWithMFAUnsupportedError
 from botocore.utils import JSONFileCache
 
-from cloudddp.aws.credential_source import Source, explained, moment, source, unreadable_token
+from cloudddp.aws.credential_source import (
+    WEB_IDENTITY,
+    Source,
+    explained,
+    parse_time,
+    source,
+    unreadable_token,
+)
 from cloudddp.errors import CredentialsError, Message
 from cloudddp.text import one_line, size_of
 
@@ -36,12 +43,8 @@ _ASKS_BEFORE_END = timedelta(minutes=15)
 _WRONG_CODE = "MultiFactorAuthentication failed"
 
 
-class _NoCode(Exception):
-    """An MFA code is needed, and was not given. `asked`: there is a terminal."""
-
-    def __init__(self, serial: str, *, asked: bool) -> None:
-        super().__init__(serial)
-        self.serial, self.asked = serial, asked
+class _NoCode(CredentialsError):
+    """An MFA code is needed, and was not given."""
 
 
 class SharedCache:
@@ -105,7 +108,7 @@ class SharedCache:
 
 def _end(entry: dict[str, Any]) -> datetime | None:
     expiration = entry["Credentials"].get("Expiration")
-    return expiration if isinstance(expiration, datetime) else moment(expiration)
+    return expiration if isinstance(expiration, datetime) else parse_time(expiration)
 
 
 def _checked(keys: Any) -> Any:
@@ -119,10 +122,10 @@ def _checked(keys: Any) -> Any:
 
 def _require_token_file(source: Source) -> None:
     """Raise UsageError for a web identity token that botocore, which reads the whole file, must not read."""
-    if not source.token_file:
+    if source.kind != WEB_IDENTITY:
         return
     try:
-        found = Path(source.token_file).stat()
+        found = Path(source.detail).stat()
     except (OSError, ValueError):
         return  # which botocore's own attempt reports
     if not stat.S_ISREG(found.st_mode):
@@ -162,8 +165,6 @@ class Credentials:
         with self._lock:
             try:
                 return _checked(self._frozen())
-            except _NoCode as error:
-                raise self._without_code(error) from None
             except Exception as error:
                 found = explained(error, self.source)
                 if found is None:
@@ -242,16 +243,20 @@ class Credentials:
     def _prompt(self, question: str) -> str:
         """Return an MFA code, for botocore, whose question is "Enter MFA code for SERIAL: "."""
         serial = one_line(question.removeprefix("Enter MFA code for ").removesuffix(": "), 200)
+        needs = f"{self.source.role or 'the role'} needs a code of MFA device {serial}, and"
+        no_code = _NoCode(f"{needs} none was given", renew=self.source.renewal)
         if self._finishing and self._usable() is not None:
-            raise _NoCode(serial, asked=False)
+            raise no_code
         for _ in range(_QUESTIONS):
             code = self._ask(f"{self._question}MFA code for {serial} (Enter cancels): ")
+            if code is None:
+                raise _NoCode(f"{needs} there is no terminal to ask on", renew=self.source.renewal)
             if not code:
-                raise _NoCode(serial, asked=code is not None)
+                raise no_code
             if len(code) == 6 and code.isascii() and code.isdigit():
                 return code
             self._question = "an MFA code has 6 digits. "
-        raise _NoCode(serial, asked=True)
+        raise no_code
 
     def _usable(self) -> Any:
         """Return the role credentials in use, if they have not ended yet."""
@@ -261,12 +266,4 @@ class Credentials:
         keys = self._cache.current["Credentials"]
         return botocore.credentials.ReadOnlyCredentials(
             keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"]
-        )
-
-    def _without_code(self, error: _NoCode) -> CredentialsError:
-        role = self.source.role or "the role"
-        why = "none was given" if error.asked else "there is no terminal to ask on"
-        return CredentialsError(
-            f"{role} needs a code of MFA device {error.serial}, and {why}",
-            renew=self.source.renewal,
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
@@ -74,23 +75,10 @@ def read(message: str, action: str) -> Denial:
     )
 
 
-class _Matched(msgspec.Struct, rename="camel"):
-    statement_id: str = ""
-
-
-class _Items(msgspec.Struct):
-    items: list[_Matched] = []
-
-
-class _Context(msgspec.Struct):
-    action: str = ""
-    resource: str = ""
-
-
 class _Decoded(msgspec.Struct, rename="camel"):
     explicit_deny: bool = False
-    matched_statements: _Items = msgspec.field(default_factory=_Items)
-    context: _Context = msgspec.field(default_factory=_Context)
+    matched_statements: dict[str, list[dict[str, Any]]] = {}
+    context: dict[str, Any] = {}
 
 
 def completed(denial: Denial, decoded: str) -> Denial:
@@ -101,13 +89,14 @@ def completed(denial: Denial, decoded: str) -> Denial:
         found = msgspec.json.decode(decoded, type=_Decoded)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return denial
-    statements = found.matched_statements.items if found.explicit_deny else []
+    action, resource = (one_line(str(found.context.get(name, "")), _SHOWN) for name in ("action", "resource"))
+    statements = found.matched_statements.get("items") if found.explicit_deny else []
     return replace(
         denial,
-        action=denial.action if ":" not in found.context.action else one_line(found.context.action, _SHOWN),
-        resource=denial.resource or one_line(found.context.resource, _SHOWN),
+        action=action if ":" in action else denial.action,
+        resource=denial.resource or resource,
         explicit=denial.explicit or found.explicit_deny,
-        statement=one_line(statements[0].statement_id, _SHOWN) if statements else "",
+        statement=one_line(str(statements[0].get("statementId", "")), _SHOWN) if statements else "",
     )
 
 

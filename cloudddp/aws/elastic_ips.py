@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.answers import Answer, Id
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters
 
@@ -12,34 +12,35 @@ LIMIT = "AddressLimitExceeded"
 _ATTRIBUTE = "vpc-max-elastic-ips"  # EC2 API reference, DescribeAccountAttributes
 
 
-class ElasticIP(Record, frozen=True):
+class ElasticIP(Answer, frozen=True):
     """An allocated address, and the interface that has it, or ''."""
 
     id: Id = field(name="AllocationId")
     interface: str = field(name="NetworkInterfaceId", default="")
 
 
-class _Value(Record, frozen=True):
+class _Value(Answer, frozen=True):
     attribute_value: str = ""
 
 
-class _Attribute(Record, frozen=True):
+class _Attribute(Answer, frozen=True):
     attribute_name: str = ""
     attribute_values: tuple[_Value, ...] = ()
 
 
 def listed(aws: AWS, filters: Filters) -> list[ElasticIP]:
     """Return the matching Elastic IPs. One AWS call: DescribeAddresses is not paginated."""
-    return aws.listed("ec2", "describe_addresses", "Addresses", ElasticIP, Filters=filters)
+    return aws.listed("describe_addresses", ElasticIP, Filters=filters)
 
 
 def limit(aws: AWS) -> int | None:
     """Return how many Elastic IPs the account may have in the region, or None if AWS does not give the
     number."""
-    call = ("ec2", "describe_account_attributes", "AccountAttributes", _Attribute)
-    for attribute in aws.listed(*call, AttributeNames=[_ATTRIBUTE]):
-        if attribute.attribute_name == _ATTRIBUTE:
-            return _number(attribute.attribute_values)
+    attributes = aws.listed("describe_account_attributes", _Attribute, AttributeNames=[_ATTRIBUTE])
+    for attribute in attributes:
+        text = attribute.attribute_values[0].attribute_value if attribute.attribute_values else ""
+        if attribute.attribute_name == _ATTRIBUTE and text.isascii() and text.isdigit() and len(text) < 7:
+            return int(text)
     return None
 
 
@@ -50,8 +51,3 @@ def associate(aws: AWS, address: ElasticIP, interface: str) -> None:
 
 def release(aws: AWS, address: ElasticIP) -> None:
     aws.call("ec2", "release_address", AllocationId=address.id)
-
-
-def _number(values: tuple[_Value, ...]) -> int | None:
-    text = values[0].attribute_value if values else ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 7 else None

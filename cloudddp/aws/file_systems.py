@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from cloudddp.aws.answers import Address, Id, Record
+from cloudddp.aws.answers import Address, Answer, Id
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance
 from cloudddp.errors import AWSError, CloudDDPError, UsageError
@@ -16,25 +16,21 @@ from cloudddp.text import one_line
 T = TypeVar("T")
 
 
-class _Target(Record, frozen=True):
+class _Target(Answer, frozen=True):
     network_interface_id: Id
     ip_address: Address
     life_cycle_state: str
     availability_zone_name: str = ""
 
 
-class _Configuration(Record, frozen=True):
-    mount_name: Id
-
-
-class _Lustre(Record, frozen=True, kw_only=True):
+class _Lustre(Answer, frozen=True, kw_only=True):
     file_system_type: str
     dns_name: Id = msgspec.field(default="", name="DNSName")
     network_interface_ids: tuple[Id, ...] = ()
-    lustre_configuration: _Configuration | None = None
+    mount_name: Id | None = msgspec.field(default=None, name="LustreConfiguration.MountName")
 
 
-class _Interface(Record, frozen=True):
+class _Interface(Answer, frozen=True):
     network_interface_id: Id
     vpc_id: Id
 
@@ -43,7 +39,7 @@ def find(aws: AWS, name: str, node: Instance, warn: Callable[[str], None]) -> st
     """Return what mount(8) mounts for a file system that the nodes reach. Raises UsageError if there is none
     of this id and of a type that is supported; CloudDDPError if it is not available, or in another VPC. Makes
     2 or 3 calls. `warn` is called if EFS has a mount target in another zone only."""
-    targets = _found(aws, "efs", "describe_mount_targets", "MountTargets", _Target, FileSystemId=name)
+    targets = _found(aws, "efs", "describe_mount_targets", _Target, FileSystemId=name)
     if targets is not None:
         usable = [one for one in targets if one.life_cycle_state == "available"]
         usable.sort(key=lambda one: one.availability_zone_name != node.zone)
@@ -57,24 +53,24 @@ def find(aws: AWS, name: str, node: Instance, warn: Callable[[str], None]) -> st
                 "and AWS bills what they read and write between zones"
             )
         return f"{usable[0].ip_address}:/"
-    listed = _found(aws, "fsx", "describe_file_systems", "FileSystems", _Lustre, FileSystemIds=[name])
+    listed = _found(aws, "fsx", "describe_file_systems", _Lustre, FileSystemIds=[name])
     if not listed:
         what = f"there is no file system {name} of EFS or FSx in {aws.region}"
         raise UsageError(what, hint="correct [[shared]] source")
     found = listed[0]
-    if found.lustre_configuration is None:
+    if found.mount_name is None:
         kind = one_line(found.file_system_type, 40)
         raise UsageError(f"{name} is FSx for {kind}", hint="EFS and FSx for Lustre are supported")
     if not found.network_interface_ids:
         raise CloudDDPError(f"{name} has no network interface yet", hint="wait until it is AVAILABLE")
     _check_network(aws, name, node, found.network_interface_ids[:10])
-    return f"{found.dns_name}@tcp:/{found.lustre_configuration.mount_name}"
+    return f"{found.dns_name}@tcp:/{found.mount_name}"
 
 
-def _found(aws: AWS, service: str, method: str, key: str, kind: type[T], **params: Any) -> list[T] | None:
+def _found(aws: AWS, service: str, method: str, kind: type[T], **params: Any) -> list[T] | None:
     """Return what `aws.listed` does; None for a file system that the service does not have."""
     try:
-        return aws.listed(service, method, key, kind, **params)
+        return aws.listed(method, kind, service=service, **params)
     except AWSError as error:
         if error.code != "FileSystemNotFound":
             raise
@@ -85,9 +81,7 @@ def _check_network(aws: AWS, name: str, node: Instance, interfaces: tuple[str, .
     """Raise CloudDDPError for a file system in another VPC. Whether its security groups admit the nodes shows
     when it is mounted."""
     asked = sorted({node.interface, *interfaces})
-    described = aws.listed(
-        "ec2", "describe_network_interfaces", "NetworkInterfaces", _Interface, NetworkInterfaceIds=asked
-    )
+    described = aws.listed("describe_network_interfaces", _Interface, NetworkInterfaceIds=asked)
     vpcs = {one.network_interface_id: one.vpc_id for one in described}
     own = vpcs.pop(node.interface)
     if other := next((vpc for vpc in vpcs.values() if vpc != own), ""):

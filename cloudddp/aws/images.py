@@ -6,10 +6,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from cloudddp.aws.answers import Count, Id, Record
+from msgspec import field
+
+from cloudddp.aws.answers import Answer, Count, Id
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, Machine
 from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 
@@ -40,16 +42,12 @@ class Image:
     platform: str = LINUX
 
 
-class _Ebs(Record, frozen=True):
-    volume_size: Count = 0
-
-
-class _Disk(Record, frozen=True):
+class _Disk(Answer, frozen=True):
     device_name: str = ""
-    ebs: _Ebs = _Ebs()
+    volume_size: Count = field(name="Ebs.VolumeSize", default=0)
 
 
-class _Image(Record, frozen=True):
+class _Image(Answer, frozen=True):
     """The fields that say whether an image boots are optional: what EC2 leaves out does not exclude it."""
 
     name: str = ""
@@ -63,15 +61,7 @@ class _Image(Record, frozen=True):
     block_device_mappings: tuple[_Disk, ...] = ()
 
 
-class _Parameter(Record, frozen=True):
-    value: str
-
-
-class _GetParameter(Record, frozen=True):
-    parameter: _Parameter
-
-
-def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
+def find(aws: AWS, spec: Machine, info: TypeInfo) -> Image:
     """Return the image of `spec.image`, an id or an SSM parameter. Two AWS calls at most.
 
     Raises UsageError if the type cannot run it: another architecture, no EBS root volume, Windows, or a GPU
@@ -86,14 +76,13 @@ def find(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Image:
     name = one_line(found.name, 128)
     warning = "; ".join(filter(None, (_unsupported(image_id, found, info), _other_volumes(found))))
     root = found.root_device_name
-    sizes = [disk.ebs.volume_size for disk in found.block_device_mappings if disk.device_name == root]
+    sizes = [disk.volume_size for disk in found.block_device_mappings if disk.device_name == root]
     platform = one_line(found.platform_details or LINUX, 60)
     return Image(image_id, name, root, max(sizes, default=0), _login_user(name, root), warning, platform)
 
 
 def _describe(aws: AWS, image_id: str) -> _Image:
-    call = ("ec2", "describe_images", "Images", _Image)
-    found = aws.listed(*call, absent="InvalidAMIID", ImageIds=[image_id])
+    found = aws.listed("describe_images", _Image, absent="InvalidAMIID", ImageIds=[image_id])
     if not found:
         raise UsageError(
             f"image {image_id} does not exist in {aws.region}, or you may not use it",
@@ -103,7 +92,7 @@ def _describe(aws: AWS, image_id: str) -> _Image:
     return found[0]
 
 
-def _require_driver(spec: ClusterSpec, info: TypeInfo) -> None:
+def _require_driver(spec: Machine, info: TypeInfo) -> None:
     """Raise UsageError for an accelerator that the default image has no driver for."""
     if spec.image != ClusterSpec().image:
         return
@@ -121,12 +110,12 @@ def _require_driver(spec: ClusterSpec, info: TypeInfo) -> None:
         )
 
 
-def _image_id(aws: AWS, spec: ClusterSpec, arch: str) -> str:
+def _image_id(aws: AWS, spec: Machine, arch: str) -> str:
     if not spec.image.startswith("/"):
         return spec.image
     name = spec.image.replace("{arch}", arch)
     try:
-        value = aws.read("ssm", "get_parameter", _GetParameter, Name=name).parameter.value
+        value = aws.read("ssm", "get_parameter", str, "Parameter.Value", Name=name)
     except AWSError as error:
         if error.code != "ParameterNotFound":
             raise
@@ -179,7 +168,7 @@ def _unsupported(image_id: str, image: _Image, info: TypeInfo) -> str:
 def _other_volumes(image: _Image) -> str:
     """Return what else an image creates for each node, or ''."""
     disks = image.block_device_mappings
-    extra = sum(one.ebs.volume_size for one in disks if one.device_name != image.root_device_name)
+    extra = sum(disk.volume_size for disk in disks if disk.device_name != image.root_device_name)
     text = f"the image has {extra} GiB of volumes beside the root volume: billed, and not counted above"
     return text if extra else ""
 
@@ -196,13 +185,9 @@ def _login_user(name: str, root_device: str) -> str:
     return "ubuntu"
 
 
-class _Metadata(Record, frozen=True):
+class _Key(Answer, frozen=True):
     key_state: Id
     key_spec: Id = "SYMMETRIC_DEFAULT"
-
-
-class _DescribeKey(Record, frozen=True):
-    key_metadata: _Metadata
 
 
 def key_problem(aws: AWS, key: str) -> str:
@@ -211,7 +196,7 @@ def key_problem(aws: AWS, key: str) -> str:
 
     EBS needs an enabled symmetric key (Amazon EBS User Guide, "Requirements for Amazon EBS encryption").
     """
-    found = aws.read("kms", "describe_key", _DescribeKey, KeyId=key).key_metadata
+    found = aws.read("kms", "describe_key", _Key, "KeyMetadata", KeyId=key)
     if found.key_state != "Enabled":
         return f"it is {found.key_state}"
     return "" if found.key_spec == "SYMMETRIC_DEFAULT" else f"it is not symmetric ({found.key_spec})"

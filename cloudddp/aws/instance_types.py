@@ -6,17 +6,19 @@ Prices are a service to the user: an account that may not ask, or an answer that
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, date, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import field
 
-from cloudddp.aws.answers import Count, Id, Record
+from cloudddp.aws.answers import Answer, Count, Id
 from cloudddp.aws.client import AWS
 from cloudddp.config.schema import nearest
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, Placement
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.text import one_line
 
@@ -24,102 +26,114 @@ from cloudddp.text import one_line
 MAX_TCP_TIMEOUT = 432_000
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkCard:
-    """A network card of an instance type: the interface types that it takes, and how many interfaces."""
-
-    index: int
-    kinds: frozenset[str]  # of interface, efa, efa-only
-    interfaces: int
+# Limits far above every type that exists: a larger number is not EC2's.
+_Number = Annotated[int, msgspec.Meta(ge=0, le=1024)]
 
 
-@dataclass(frozen=True, slots=True)
-class TypeInfo:
+class NetworkCard(Answer, frozen=True):
+    """A network card of an instance type: which of interface, efa and efa-only it takes, and how many."""
+
+    index: _Number = field(name="NetworkCardIndex", default=0)
+    interfaces: _Number = field(name="MaximumNetworkInterfaces", default=1)
+    kinds: frozenset[str] = field(name="InterfaceTypes", default=frozenset())
+
+
+class Device(Answer, frozen=True):
+    manufacturer: str = ""
+    name: str = ""
+    count: _Number = 0
+
+    @property
+    def shown(self) -> str:
+        return one_line(f"{self.manufacturer} {self.name}".strip(), 60)
+
+
+_Devices = tuple[Device, ...]
+
+
+class TypeInfo(Answer, frozen=True, kw_only=True):
     """EC2's description of an instance type."""
 
-    name: str
-    arch: str  # x86_64 or arm64
-    gpus: int  # NVIDIA GPUs: those that nvidia-smi lists
-    gpu_name: str
-    accelerator: str  # any other one: "AMD Radeon Pro V520", "AWS Trainium"; '' if it has none
-    vcpus: int
-    cards: int  # network cards
-    tcp_timeout: int  # seconds until security groups forget an idle TCP connection, by default
-    network_cards: tuple[NetworkCard, ...] = ()
-    max_efa: int = 0  # EFA interfaces; 0 without EFA
-    cluster_placement: bool = False  # whether it can be in a placement group of strategy `cluster`
-    blocks: bool = False  # whether there are capacity blocks of it
-    burstable: bool = False  # whether it earns CPU credits (T types)
+    name: Id = field(name="InstanceType")
+    architectures: tuple[str, ...] = field(name="ProcessorInfo.SupportedArchitectures")
+    vcpus: Count = field(name="VCpuInfo.DefaultVCpus")
+    # Seconds until security groups forget an idle TCP connection, by default.
+    tcp_timeout: Count = field(
+        name="NetworkInfo.ConnectionTrackingConfiguration.DefaultTcpEstablishedTimeout",
+        default=MAX_TCP_TIMEOUT,
+    )
+    cards: _Number = field(name="NetworkInfo.MaximumNetworkCards", default=1)
+    described_cards: tuple[NetworkCard, ...] = field(name="NetworkInfo.NetworkCards", default=())
+    has_efa: bool = field(name="NetworkInfo.EfaSupported", default=False)
+    efa_interfaces: _Number = field(name="NetworkInfo.EfaInfo.MaximumEfaInterfaces", default=1)
+    devices: _Devices = field(name="GpuInfo.Gpus", default=())
+    neuron: _Devices = field(name="NeuronInfo.NeuronDevices", default=())
+    inference: _Devices = field(name="InferenceAcceleratorInfo.Accelerators", default=())
+    media: _Devices = field(name="MediaAcceleratorInfo.Accelerators", default=())
+    placement: tuple[str, ...] = field(name="PlacementGroupInfo.SupportedStrategies", default=())
+    usage_classes: tuple[str, ...] = field(name="SupportedUsageClasses", default=())
+    burstable: bool = field(name="BurstablePerformanceSupported", default=False)  # earns CPU credits
 
     @property
     def family(self) -> str:
         """The part before the dot: p5en, g6e."""
         return self.name.partition(".")[0]
 
+    @property
+    def arch(self) -> str:
+        return "arm64" if "arm64" in self.architectures else "x86_64"
 
-# Limits far above every type that exists: a larger number is not EC2's.
-_Number = Annotated[int, msgspec.Meta(ge=0, le=1024)]
+    @property
+    def nvidia(self) -> list[Device]:
+        """The GPUs that nvidia-smi lists."""
+        return [device for device in self.devices if device.manufacturer.upper() in ("", "NVIDIA")]
 
+    @property
+    def gpus(self) -> int:
+        return sum(one.count for one in self.nvidia)
 
-class _Processor(Record, frozen=True):
-    supported_architectures: list[str]
+    @property
+    def gpu_name(self) -> str:
+        return self.nvidia[0].shown if self.nvidia else ""
 
+    @property
+    def accelerator(self) -> str:
+        """Any other one: "AMD Radeon Pro V520", "AWS Trainium"; '' if it has none."""
+        if others := [device for device in self.devices if device not in self.nvidia]:
+            return others[0].shown
+        if self.neuron:
+            return f"AWS {self.neuron[0].shown}"
+        found = self.inference or self.media
+        return found[0].shown if found else ""
 
-class _VCpus(Record, frozen=True):
-    default_v_cpus: Count
+    @property
+    def max_efa(self) -> int:
+        """How many EFA interfaces it may have; 0 without EFA."""
+        return self.efa_interfaces if self.has_efa else 0
 
+    @property
+    def network_cards(self) -> tuple[NetworkCard, ...]:
+        """Its network cards by index.
 
-class _Device(Record, frozen=True):
-    manufacturer: str = ""
-    name: str = ""
-    count: _Number = 0
+        A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where
+        there are fewer EFA interfaces than cards (p6-b300), card 0 takes none.
+        """
+        found = []
+        for place, card in enumerate(sorted(self.described_cards, key=lambda card: card.index)):
+            with_efa = ("efa", "efa-only") if place >= len(self.described_cards) - self.max_efa else ()
+            kinds = card.kinds or frozenset(("interface", *with_efa))
+            found.append(msgspec.structs.replace(card, kinds=kinds))
+        return tuple(found) or (NetworkCard(kinds=frozenset(("interface",))),)
 
+    @property
+    def cluster_placement(self) -> bool:
+        """Whether it can be in a placement group of strategy `cluster`."""
+        return "cluster" in self.placement
 
-class _Accelerators(Record, frozen=True):
-    """GpuInfo, NeuronInfo and the like: each names its list in its own way."""
-
-    gpus: tuple[_Device, ...] = ()
-    neuron_devices: tuple[_Device, ...] = ()
-    accelerators: tuple[_Device, ...] = ()
-
-
-class _Tracking(Record, frozen=True):
-    default_tcp_established_timeout: Count = 0
-
-
-class _Efa(Record, frozen=True):
-    maximum_efa_interfaces: _Number = 1
-
-
-class _Card(Record, frozen=True):
-    network_card_index: _Number = 0
-    maximum_network_interfaces: _Number = 1
-    interface_types: list[str] | None = None
-
-
-class _Network(Record, frozen=True):
-    connection_tracking_configuration: _Tracking = _Tracking()
-    maximum_network_cards: _Number = 1
-    efa_supported: bool = False
-    efa_info: _Efa = _Efa()
-    network_cards: tuple[_Card, ...] = ()
-
-
-class _Placement(Record, frozen=True):
-    supported_strategies: tuple[str, ...] = ()
-
-
-class _Type(Record, frozen=True):
-    processor_info: _Processor
-    v_cpu_info: _VCpus
-    network_info: _Network = _Network()
-    gpu_info: _Accelerators = _Accelerators()
-    neuron_info: _Accelerators = _Accelerators()
-    inference_accelerator_info: _Accelerators = _Accelerators()
-    media_accelerator_info: _Accelerators = _Accelerators()
-    placement_group_info: _Placement = _Placement()
-    supported_usage_classes: tuple[str, ...] = ()
-    burstable_performance_supported: bool = False
+    @property
+    def blocks(self) -> bool:
+        """Whether there are capacity blocks of it."""
+        return "capacity-block" in self.usage_classes
 
 
 def require_known_types(aws: AWS, spec: ClusterSpec) -> None:
@@ -143,19 +157,21 @@ def require_known_types(aws: AWS, spec: ClusterSpec) -> None:
         )
 
 
-def describe(aws: AWS, spec: ClusterSpec) -> TypeInfo:
+def describe(aws: AWS, spec: Placement) -> TypeInfo:
     """Return the type's data. Raises UsageError for a type that the region lacks, or one without a GPU unless
     spec.allow_cpu."""
-    call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
-    found = aws.listed(*call, absent="InvalidInstanceType", InstanceTypes=[spec.instance_type])
+    wanted = [spec.instance_type]
+    found = aws.listed(
+        "describe_instance_types", TypeInfo, absent="InvalidInstanceType", InstanceTypes=wanted
+    )
     if not found:
         raise UsageError(
             f"{aws.region} does not offer {spec.instance_type}",
             hint="try another --region (or several: --regions), or another type",
         )
-    info = _type_info(spec.instance_type, found[0])
+    info = found[0]
     if not info.gpus and not info.accelerator and not spec.allow_cpu:
-        what = "a fraction of a GPU" if found[0].gpu_info.gpus else "no GPU"
+        what = "a fraction of a GPU" if info.devices else "no GPU"
         raise UsageError(
             f"{spec.instance_type} has {what}", hint="choose a GPU type such as g5.xlarge, or add --allow-cpu"
         )
@@ -179,80 +195,7 @@ def power_minutes(instance_type: str, gpus: int) -> float:
     return 30.0 if is_large else 10.0
 
 
-def _type_info(name: str, item: _Type) -> TypeInfo:
-    network = item.network_info
-    tracking = network.connection_tracking_configuration
-    listed = item.gpu_info.gpus
-    nvidia = [gpu for gpu in listed if gpu.manufacturer.upper() in ("", "NVIDIA")]
-    max_efa = network.efa_info.maximum_efa_interfaces if network.efa_supported else 0
-    return TypeInfo(
-        name=name,
-        arch="arm64" if "arm64" in item.processor_info.supported_architectures else "x86_64",
-        gpus=sum(gpu.count for gpu in nvidia),
-        gpu_name=_named(nvidia[0]) if nvidia else "",
-        accelerator=_other_accelerator(item, [gpu for gpu in listed if gpu not in nvidia]),
-        vcpus=item.v_cpu_info.default_v_cpus,
-        cards=network.maximum_network_cards,
-        tcp_timeout=tracking.default_tcp_established_timeout or MAX_TCP_TIMEOUT,
-        network_cards=_cards(network, max_efa),
-        max_efa=max_efa,
-        cluster_placement="cluster" in item.placement_group_info.supported_strategies,
-        blocks="capacity-block" in item.supported_usage_classes,
-        burstable=item.burstable_performance_supported,
-    )
-
-
-def _cards(network: _Network, max_efa: int) -> tuple[NetworkCard, ...]:
-    """Return the network cards by index.
-
-    A botocore without InterfaceTypes does not say which cards take EFA. Then the last ones do: where there
-    are fewer EFA interfaces than cards (p6-b300), card 0 takes none.
-    """
-    listed = sorted(network.network_cards, key=lambda card: card.network_card_index)
-    found = []
-    for place, card in enumerate(listed):
-        kinds = card.interface_types
-        if kinds is None:
-            with_efa = place >= len(listed) - max_efa
-            kinds = ["interface", "efa", "efa-only"] if with_efa else ["interface"]
-        found.append(NetworkCard(card.network_card_index, frozenset(kinds), card.maximum_network_interfaces))
-    return tuple(found) or (NetworkCard(0, frozenset(("interface",)), 1),)
-
-
-def _named(device: _Device) -> str:
-    return one_line(f"{device.manufacturer} {device.name}".strip(), 60)
-
-
-def _other_accelerator(item: _Type, gpus: list[_Device]) -> str:
-    if gpus:
-        return _named(gpus[0])
-    if neuron := item.neuron_info.neuron_devices:
-        return f"AWS {_named(neuron[0])}"
-    found = item.inference_accelerator_info.accelerators or item.media_accelerator_info.accelerators
-    return _named(found[0]) if found else ""
-
-
 _HIGHEST_PRICE = 1e4  # USD an hour: no instance costs more, so that a higher price is an error
-
-
-class _Dimension(msgspec.Struct, rename={"per_unit": "pricePerUnit"}):
-    unit: str
-    per_unit: dict[str, str]
-
-
-class _Term(msgspec.Struct, rename={"dimensions": "priceDimensions"}):
-    dimensions: dict[str, _Dimension]
-
-
-class _Terms(msgspec.Struct, rename={"on_demand": "OnDemand"}):
-    on_demand: dict[str, _Term] = {}
-
-
-class _Entry(msgspec.Struct, rename={"published": "publicationDate"}):
-    """One item of a PriceList, which is JSON text in the JSON answer (AWS Price List API, "GetProducts")."""
-
-    terms: _Terms
-    published: str = ""
 
 
 def on_demand_price(aws: AWS, instance_type: str) -> tuple[float, str] | None:
@@ -269,28 +212,29 @@ def on_demand_price(aws: AWS, instance_type: str) -> tuple[float, str] | None:
         "capacitystatus": "Used",
         "marketoption": "OnDemand",  # capacity blocks are products of the same type
     }
-    filters = [{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in wanted.items()]
+    filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
     try:
         answer = aws.call("pricing", "get_products", ServiceCode="AmazonEC2", Filters=filters, MaxResults=10)
-        entries = [msgspec.json.decode(text, type=_Entry) for text in answer.get("PriceList", [])]
-        found = {(price, _day(entry.published)) for entry in entries for price in _prices(entry)}
-    except (CloudDDPError, msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        # Each item of the list is JSON text in the JSON answer (AWS Price List API, "GetProducts").
+        found = {price for text in answer.get("PriceList", []) for price in _prices(json.loads(text))}
+    except (CloudDDPError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
     return found.pop() if len(found) == 1 else None
 
 
-def _day(published: str) -> str:
-    """Return the date of a time such as 2026-11-20T08:15:30Z. Raises ValueError."""
-    return date.fromisoformat(published[:10]).isoformat() if published else ""
+def _prices(entry: Any) -> Iterator[tuple[float, str]]:
+    """Yield the prices of an hour in a product, and the date of their list. Raises ValueError, LookupError,
+    TypeError or AttributeError for what is not as AWS documents it."""
+    published = entry.get("publicationDate", "")[:10]
+    day = date.fromisoformat(published).isoformat() if published else ""
+    for term in entry["terms"].get("OnDemand", {}).values():
+        for one in term["priceDimensions"].values():
+            price = float(one["pricePerUnit"].get("USD", "0"))
+            if one["unit"] == "Hrs" and 0 < price <= _HIGHEST_PRICE:
+                yield price, day
 
 
-def _prices(entry: _Entry) -> list[float]:
-    dimensions = [one for term in entry.terms.on_demand.values() for one in term.dimensions.values()]
-    prices = [float(one.per_unit.get("USD", "0")) for one in dimensions if one.unit == "Hrs"]
-    return [price for price in prices if 0 < price <= _HIGHEST_PRICE]
-
-
-class _SpotPrice(Record, frozen=True):
+class _SpotPrice(Answer, frozen=True):
     availability_zone: Id
     spot_price: Annotated[str, msgspec.Meta(pattern=r"^\d{1,6}(\.\d{1,10})?\Z")]
 
@@ -298,9 +242,7 @@ class _SpotPrice(Record, frozen=True):
 def spot_prices(aws: AWS, instance_type: str) -> dict[str, float]:
     """Return the current spot price in each zone, USD per hour. One call. Raises AWSError."""
     found = aws.listed(
-        "ec2",
         "describe_spot_price_history",
-        "SpotPriceHistory",
         _SpotPrice,
         InstanceTypes=[instance_type],
         ProductDescriptions=["Linux/UNIX"],

@@ -9,18 +9,18 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_network
 
 from cloudddp.aws import denials
-from cloudddp.aws.answers import Record
+from cloudddp.aws.answers import Answer
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError
 from cloudddp.text import one_line
 
 
-class _Association(Record, frozen=True):
+class _Association(Answer, frozen=True):
     subnet_id: str = ""
     main: bool = False
 
 
-class _Route(Record, frozen=True):
+class _Route(Answer, frozen=True):
     """A route. Without an address block it is one of a prefix list."""
 
     destination_cidr_block: str = ""
@@ -42,7 +42,7 @@ class _Route(Record, frozen=True):
         return self.destination_cidr_block or self.destination_ipv6_cidr_block
 
 
-class RouteTable(Record, frozen=True):
+class RouteTable(Answer, frozen=True):
     vpc_id: str = ""
     associations: tuple[_Association, ...] = ()
     routes: tuple[_Route, ...] = ()
@@ -51,7 +51,7 @@ class RouteTable(Record, frozen=True):
 def route_tables(aws: AWS, vpc_id: str = "") -> list[RouteTable]:
     """Return the route tables of a VPC, or of all VPCs."""
     filters = [{"Name": "vpc-id", "Values": [vpc_id]}] if vpc_id else []
-    return aws.listed("ec2", "describe_route_tables", "RouteTables", RouteTable, Filters=filters)
+    return aws.listed("describe_route_tables", RouteTable, Filters=filters)
 
 
 def table_of(subnet_id: str, vpc_id: str, tables: Sequence[RouteTable]) -> RouteTable:
@@ -104,16 +104,12 @@ _OPEN = "allow-bidirectional"
 _NOT_IN_FORCE = ("create-in-progress", "create-failed", "delete-complete", "disable-complete")
 
 
-class _BlockOptions(Record, frozen=True):
+class _BlockOptions(Answer, frozen=True):
     internet_gateway_block_mode: str = "off"
     exclusions_allowed: str = "allowed"
 
 
-class _BlockAnswer(Record, frozen=True):
-    vpc_block_public_access_options: _BlockOptions
-
-
-class _Exclusion(Record, frozen=True):
+class _Exclusion(Answer, frozen=True):
     resource_arn: str = ""
     internet_gateway_exclusion_mode: str = ""
     state: str = ""
@@ -136,16 +132,12 @@ def public_access_block(aws: AWS) -> PublicAccessBlock | None:
     Raises AWSError.
     """
     try:
-        answer = aws.read("ec2", "describe_vpc_block_public_access_options", _BlockAnswer)
-        options = answer.vpc_block_public_access_options
+        options = aws.read(
+            "ec2", "describe_vpc_block_public_access_options", _BlockOptions, "VpcBlockPublicAccessOptions"
+        )
         if options.internet_gateway_block_mode not in _BLOCKING:
             return None
-        exclusions = aws.listed(
-            "ec2",
-            "describe_vpc_block_public_access_exclusions",
-            "VpcBlockPublicAccessExclusions",
-            _Exclusion,
-        )
+        exclusions = aws.listed("describe_vpc_block_public_access_exclusions", _Exclusion)
     except AWSError as error:
         if error.code in (*denials.CODES, *_UNKNOWN_CALL):
             return None
@@ -154,8 +146,8 @@ def public_access_block(aws: AWS) -> PublicAccessBlock | None:
         options.internet_gateway_block_mode,
         options.exclusions_allowed != "not-allowed",
         frozenset(
-            one.resource_arn.rpartition("/")[2]
-            for one in exclusions
-            if one.internet_gateway_exclusion_mode == _OPEN and one.state not in _NOT_IN_FORCE
+            exclusion.resource_arn.rpartition("/")[2]
+            for exclusion in exclusions
+            if exclusion.internet_gateway_exclusion_mode == _OPEN and exclusion.state not in _NOT_IN_FORCE
         ),
     )

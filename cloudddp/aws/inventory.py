@@ -7,14 +7,17 @@ system status check where its host is at fault (EC2 User Guide, "Status checks f
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from msgspec import field
+
 from cloudddp.aws import answers
-from cloudddp.aws.answers import Count, Id, Record, Tagged, action
+from cloudddp.aws.answers import Answer, Count, Id, Tagged, action
 from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 from cloudddp.tags import TAG_CLUSTER, TAG_ID, Tags, decode
@@ -81,43 +84,27 @@ def with_id(cluster_id: str) -> Filters:
     return [{"Name": f"tag:{TAG_ID}", "Values": [cluster_id]}]
 
 
-class _Named(Record, frozen=True):
-    name: str
-
-
-class _Reason(Record, frozen=True):
-    code: str = ""
-    message: str = ""
-
-
-class _Zone(Record, frozen=True):
-    availability_zone: str = ""
-
-
-class _Attachment(Record, frozen=True):
-    device_index: Count = 0
-    network_card_index: Count = 0
-
-
-class _Interface(Record, frozen=True):
+class _Interface(Answer, frozen=True):
     network_interface_id: str = ""
-    attachment: _Attachment = _Attachment()
+    device: Count = field(name="Attachment.DeviceIndex", default=0)
+    card: Count = field(name="Attachment.NetworkCardIndex", default=0)
 
 
-class _MemberOf(Record, frozen=True):
+class _MemberOf(Answer, frozen=True):
     group_id: Id
 
 
-class _Instance(Tagged, frozen=True):
+class _Instance(Tagged, frozen=True, kw_only=True):
     """Its id and its state are required: `down` decides by them. Text that is only shown may have any
     length."""
 
     instance_id: Id
-    state: _Named
-    state_reason: _Reason = _Reason()
+    state: str = field(name="State.Name")
+    reason: str = field(name="StateReason.Message", default="")
+    reason_code: str = field(name="StateReason.Code", default="")
     state_transition_reason: str = ""
     instance_type: str = ""
-    placement: _Zone = _Zone()
+    zone: str = field(name="Placement.AvailabilityZone", default="")
     instance_lifecycle: str = ""
     private_ip_address: str = ""
     public_ip_address: str = ""
@@ -128,7 +115,7 @@ class _Instance(Tagged, frozen=True):
     security_groups: tuple[_MemberOf, ...] = ()
 
 
-class _Reservation(Record, frozen=True):
+class _Reservation(Answer, frozen=True):
     instances: list[_Instance]
     reservation_id: str = ""
 
@@ -139,26 +126,23 @@ def instances(aws: AWS, filters: Filters) -> list[Instance]:
 
     One call, whatever their number.
     """
-    found = [
-        _instance(item, reservation)
-        for reservation in aws.listed(
-            "ec2", "describe_instances", "Reservations", _Reservation, Filters=filters
-        )
-        for item in reservation.instances
-    ]
+    reservations = aws.listed("describe_instances", _Reservation, key="Reservations", Filters=filters)
+    found = [_instance(item, reservation) for reservation in reservations for item in reservation.instances]
     return sorted(found, key=lambda i: (i.tags.cluster, i.tags.cluster_id, i.launch_index, i.id))
 
 
 def _instance(item: _Instance, reservation: _Reservation) -> Instance:
-    state = _text(item.state.name)
+    state = _text(item.state)
     transition = item.state_transition_reason
+    # Of several interfaces, only this one has a public address.
+    primary = (nic.network_interface_id for nic in item.network_interfaces if not (nic.device or nic.card))
     return Instance(
         id=item.instance_id,
         state=state,
-        reason=_text(item.state_reason.message or transition),
-        reason_code=_text(item.state_reason.code),
+        reason=_text(item.reason or transition),
+        reason_code=_text(item.reason_code),
         type=_text(item.instance_type),
-        zone=_text(item.placement.availability_zone),
+        zone=_text(item.zone),
         spot=item.instance_lifecycle == "spot",
         private_ip=_text(item.private_ip_address),
         public_ip=_text(item.public_ip_address),
@@ -168,18 +152,9 @@ def _instance(item: _Instance, reservation: _Reservation) -> Instance:
         launched=item.launch_time,  # parsed by botocore
         ended=_end_time(transition) if state in GOING else None,
         tags=decode(item.tags),
-        interface=_primary_interface(item),
-        groups=tuple(one.group_id for one in item.security_groups),
+        interface=_text(next(primary, "")),
+        groups=tuple(group.group_id for group in item.security_groups),
     )
-
-
-def _primary_interface(item: _Instance) -> str:
-    """Return the interface with device index 0 on network card 0: of several, only this one has a public
-    address."""
-    for nic in item.network_interfaces:
-        if not nic.attachment.device_index and not nic.attachment.network_card_index:
-            return _text(nic.network_interface_id)
-    return ""
 
 
 def _text(value: object) -> str:
@@ -187,44 +162,41 @@ def _text(value: object) -> str:
 
 
 def _end_time(transition: str) -> datetime | None:
-    found = _ENDED.search(transition)
-    if found is None:
-        return None
-    try:
-        return datetime.strptime(found.group(1), "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError):
+        if found := _ENDED.search(transition):
+            return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC)
+    return None
 
 
-# kind -> method, key of the listing, key of the id, key of the detail; in the order in which they are deleted
+# kind -> how it is listed and deleted, key of the id, key of the detail; in the order of deletion
 KINDS = {
     "network interface": (
         "describe_network_interfaces",
-        "NetworkInterfaces",
+        "delete_network_interface",
         "NetworkInterfaceId",
         "Status",
     ),
-    "volume": ("describe_volumes", "Volumes", "VolumeId", "State"),
-    "Elastic IP": ("describe_addresses", "Addresses", "AllocationId", "PublicIp"),
-    "placement group": ("describe_placement_groups", "PlacementGroups", "GroupId", "GroupName"),
-    "security group": ("describe_security_groups", "SecurityGroups", "GroupId", "GroupName"),
-    "key pair": ("describe_key_pairs", "KeyPairs", "KeyPairId", "KeyName"),
+    "volume": ("describe_volumes", "delete_volume", "VolumeId", "State"),
+    "Elastic IP": ("describe_addresses", "release_address", "AllocationId", "PublicIp"),
+    "placement group": ("describe_placement_groups", "delete_placement_group", "GroupId", "GroupName"),
+    "security group": ("describe_security_groups", "delete_security_group", "GroupId", "GroupName"),
+    "key pair": ("describe_key_pairs", "delete_key_pair", "KeyPairId", "KeyName"),
 }
 
 
-class _Ingress(Record, frozen=True):
+class _Ingress(Answer, frozen=True):
     cidr_ip: str = ""
     cidr_ipv6: str = ""
     description: str = ""
 
 
-class _Rule(Record, frozen=True):
+class _Rule(Answer, frozen=True):
     from_port: int | None = None
     ip_ranges: tuple[_Ingress, ...] = ()
     ipv6_ranges: tuple[_Ingress, ...] = ()
 
 
-class _Group(Record, frozen=True):
+class _Group(Answer, frozen=True):
     group_id: Id
     ip_permissions: list[_Rule]
 
@@ -235,8 +207,7 @@ def resources(aws: AWS, filters: Filters, kinds: Sequence[str] = tuple(KINDS)) -
     return [
         resource(aws, kind, item)
         for kind in kinds
-        for method, key, _, _ in [KINDS[kind]]
-        for item in aws.listed("ec2", method, key, dict[str, Any], Filters=filters)
+        for item in aws.listed(KINDS[kind][0], dict[str, Any], Filters=filters)
         if item.get("State") not in ("deleting", "deleted")  # a volume that is already being deleted
     ]
 
@@ -245,7 +216,7 @@ def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
     """Return the record of one resource, given AWS's description of it. Raises AWSError if that has no id."""
     method, _, id_key, detail_key = KINDS[kind]
     where = (action("ec2", method), aws.region)
-    found = answers.decode(item.get(id_key), Id, *where)
+    found = answers.decode(item, Id, *where, id_key)
     tags = answers.decode(item, Tagged, *where).tags
     return Resource(kind, found, decode(tags), _text(item.get(detail_key)))
 
@@ -253,7 +224,7 @@ def resource(aws: AWS, kind: str, item: dict[str, Any]) -> Resource:
 def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
     """Return the matching security groups as AWS describes them; each has an id and rules. Raises AWSError
     otherwise."""
-    found = aws.listed("ec2", "describe_security_groups", "SecurityGroups", dict[str, Any], Filters=filters)
+    found = aws.listed("describe_security_groups", dict[str, Any], Filters=filters)
     for group in found:
         answers.decode(group, _Group, "ec2:DescribeSecurityGroups", aws.region)
     return found
@@ -262,14 +233,9 @@ def security_groups(aws: AWS, filters: Filters) -> list[dict[str, Any]]:
 def ingress_blocks(group: dict[str, Any], port: int) -> dict[str, str]:
     """Return {address block: description} of the rules that open one TCP port; `group` is from
     `security_groups`."""
-    found = answers.decode(group, _Group, "ec2:DescribeSecurityGroups", "the region")
-    ranges = [
-        one
-        for rule in found.ip_permissions
-        if rule.from_port == port
-        for one in (*rule.ip_ranges, *rule.ipv6_ranges)
-    ]
-    return {_text(one.cidr_ip or one.cidr_ipv6): one.description for one in ranges}
+    rules = answers.decode(group, _Group, "ec2:DescribeSecurityGroups", "the region").ip_permissions
+    opened = [one for rule in rules if rule.from_port == port for one in (*rule.ip_ranges, *rule.ipv6_ranges)]
+    return {_text(one.cidr_ip or one.cidr_ipv6): one.description for one in opened}
 
 
 _FAILED = "impaired"
@@ -277,22 +243,22 @@ _SYSTEM = "a problem of its host or of the host's network, which AWS has to repa
 _COMPLETED = ("[Completed]", "[Canceled]")  # how the description of an event begins that is over
 
 
-class _Detail(Record, frozen=True):
+class _Detail(Answer, frozen=True):
     impaired_since: datetime | None = None
 
 
-class _Check(Record, frozen=True):
+class _Check(Answer, frozen=True):
     status: str = ""
     details: tuple[_Detail, ...] = ()
 
 
-class _Event(Record, frozen=True):
+class _Event(Answer, frozen=True):
     code: str = ""
     description: str = ""
     not_before: datetime | None = None
 
 
-class _Status(Record, frozen=True):
+class _Status(Answer, frozen=True):
     instance_id: Id
     instance_status: _Check = _Check()
     system_status: _Check = _Check()
@@ -303,9 +269,8 @@ def status_problems(aws: AWS, ids: Iterable[str]) -> dict[str, str]:
     """Return the failed status checks and the scheduled events of running instances, in words, by id; nothing
     if EC2 does not answer. One AWS call."""
     try:
-        found = aws.listed(
-            "ec2", "describe_instance_status", "InstanceStatuses", _Status, InstanceIds=sorted(ids)
-        )
+        call = ("describe_instance_status", _Status)
+        found = aws.listed(*call, key="InstanceStatuses", InstanceIds=sorted(ids))
     except CloudDDPError:  # the policy may lack the action; the error of the node itself is reported anyway
         return {}
     texts = {one.instance_id: "; ".join(_problems_of(one)) for one in found}

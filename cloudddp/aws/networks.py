@@ -4,16 +4,17 @@ Read-only."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from ipaddress import ip_network
 from typing import Any
 
 from msgspec import field
 
 from cloudddp.aws import internet_access
-from cloudddp.aws.answers import Count, Id, Record, Tagged
+from cloudddp.aws.answers import Answer, Count, Id, Tagged
 from cloudddp.aws.client import AWS
-from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block, table_of
+from cloudddp.config.spec import Placement
 from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.text import one_line, some
 
@@ -37,7 +38,7 @@ class _Vpc(Tagged, frozen=True):
         return self.vpc_id + (f" ({shown})" if shown else "")
 
 
-class _Offering(Record, frozen=True):
+class _Offering(Answer, frozen=True):
     location: Id
 
 
@@ -59,7 +60,7 @@ class Subnet(Tagged, frozen=True):
         return f"{self.id} ({self.vpc_id}, {self.zone}, {self.free} free addresses{name})"
 
 
-def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> tuple[Subnet, ...]:
+def candidates(aws: AWS, spec: Placement, *, reached_from: Sequence[str]) -> tuple[Subnet, ...]:
     """Return one subnet per zone, in the order in which to try them.
 
     Each is in a zone that offers the type, has an address for every node, and has a route through an internet
@@ -75,23 +76,21 @@ def candidates(aws: AWS, spec: ClusterSpec, *, reached_from: Sequence[str]) -> t
     chosen = _in_zones(spec, chosen, aws.region)
     chosen = _offered(spec, chosen, zones_offering(aws, spec.instance_type), aws.region)
     if reached_from:
-        chosen = _reachable(chosen, internet_access.route_tables(aws, chosen[0].vpc_id), reached_from)
-        chosen = _unblocked(chosen, public_access_block(aws), aws.region)
+        chosen = _reachable(aws, chosen, reached_from)
     return _one_per_zone(_large(spec, chosen))
 
 
-def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
+def _vpc(aws: AWS, spec: Placement) -> str | None:
     """Return the id of the VPC; None if it follows from the subnets, or if there is no default VPC."""
     if spec.vpc is None and spec.subnets:
         return None
     filters = _selector(spec.vpc) if spec.vpc else {"Name": "is-default", "Values": ["true"]}
-    found = [one.vpc_id for one in aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc, Filters=[filters])]
+    found = [one.vpc_id for one in aws.listed("describe_vpcs", _Vpc, Filters=[filters])]
     if spec.vpc and not found:
         raise UsageError(f"there is no VPC {spec.vpc} in {aws.region}", hint=f"available: {_vpcs(aws)}")
     if len(found) > 1:
         raise UsageError(
-            f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: "
-            + one_line(", ".join(found[:_LISTED]), 400),
+            f"{spec.vpc} selects {len(found)} VPCs in {aws.region}: {some(found, _LISTED)}",
             hint="give the id of one of them: --vpc vpc-...",
         )
     return found[0] if found else None
@@ -99,7 +98,7 @@ def _vpc(aws: AWS, spec: ClusterSpec) -> str | None:
 
 def _vpcs(aws: AWS) -> str:
     """Return the VPCs of the region with their names, for a message. One AWS call."""
-    found = aws.listed("ec2", "describe_vpcs", "Vpcs", _Vpc)
+    found = aws.listed("describe_vpcs", _Vpc)
     return some([one.described for one in found], _LISTED) or "none; try another region"
 
 
@@ -116,7 +115,7 @@ def _subnets(aws: AWS, vpc_id: str | None) -> list[Subnet]:
     filters: list[dict[str, Any]] = [{"Name": "state", "Values": ["available"]}]
     if vpc_id:
         filters.append({"Name": "vpc-id", "Values": [vpc_id]})
-    found = aws.listed("ec2", "describe_subnets", "Subnets", Subnet, Filters=filters)
+    found = aws.listed("describe_subnets", Subnet, Filters=filters)
     return sorted(found, key=lambda s: (s.zone, not s.assigns_public, not s.default, s.id))
 
 
@@ -132,28 +131,19 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
             hint=f"create a default VPC: `aws ec2 create-default-vpc --region {q(aws.region)}`; or try "
             "another region",
         )
-    tables = internet_access.route_tables(aws)
-    blocks = reached_from or ("0.0.0.0/0",)
-    routed = _with_gateway(found, tables, blocks)
-    public = _open(routed, public_access_block(aws) if reached_from and routed else None)
-    listed = [
-        f"{one.described}: "
-        + (
-            "public"
-            if one in public
-            else f"blocked by {_BLOCK_PUBLIC_ACCESS}"
-            if one in routed
-            else f"private, {_default_route(one, tables)}"
-        )
-        for one in (*public, *(one for one in found if one not in public))
-    ]
+    reach = _reach(aws, found, reached_from)
+    words = {one.id: f"private, {reach.route(one)}" for one in found}
+    words |= {one.id: f"blocked by {_BLOCK_PUBLIC_ACCESS}" for one in reach.routed}
+    words |= {one.id: "public" for one in reach.public}
+    in_order = (*reach.public, *(one for one in found if one not in reach.public))
+    listed = [f"{one.described}: {words[one.id]}" for one in in_order]
     more = [f"and {len(listed) - _LISTED} more"] if len(listed) > _LISTED else []
     message = f"{head}; its subnets: {'; '.join(listed[:_LISTED] + more)}"
-    if reached_from and not public:
+    if reached_from and not reach.public:
         return UsageError(
             message, hint=f"none of these subnets is public: give --vpc {found[0].vpc_id}, and {_PRIVATE}"
         )
-    first = public[0] if reached_from else found[0]
+    first = reach.public[0] if reached_from else found[0]
     return UsageError(message, hint=f"give a VPC or subnets: --vpc {first.vpc_id}, or --subnets {first.id}")
 
 
@@ -161,7 +151,7 @@ def _listed(found: Sequence[Subnet]) -> str:
     return some([one.described for one in found], _LISTED)
 
 
-def _in_order(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:
+def _in_order(spec: Placement, found: Sequence[Subnet], region: str) -> list[Subnet]:
     """Return the subnets that the settings name, in their order. Raises UsageError for one that does not
     exist."""
     chosen: list[Subnet] = []
@@ -189,7 +179,7 @@ def _matches(subnet: Subnet, wanted: str) -> bool:
     return subnet.id == wanted
 
 
-def _in_zones(spec: ClusterSpec, found: Sequence[Subnet], region: str) -> list[Subnet]:
+def _in_zones(spec: Placement, found: Sequence[Subnet], region: str) -> list[Subnet]:
     if not found:
         raise UsageError(f"VPC {spec.vpc} has no subnet in {region}", hint="give another --vpc")
     if not spec.zones:
@@ -224,9 +214,7 @@ def _names(values: Iterable[str]) -> str:
 def zones_offering(aws: AWS, instance_type: str) -> set[str]:
     """Return the zones of the region that offer a type. One AWS call."""
     found = aws.listed(
-        "ec2",
         "describe_instance_type_offerings",
-        "InstanceTypeOfferings",
         _Offering,
         LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": [instance_type]}],
@@ -234,81 +222,81 @@ def zones_offering(aws: AWS, instance_type: str) -> set[str]:
     return {offering.location for offering in found}
 
 
-def _offered(spec: ClusterSpec, found: Sequence[Subnet], offered: set[str], region: str) -> list[Subnet]:
+def _offered(spec: Placement, found: Sequence[Subnet], offered: set[str], region: str) -> list[Subnet]:
     chosen = [one for one in found if one.zone in offered]
     if not chosen:
-        zones = " or ".join(spec.zones)
+        where = f"zone {' or '.join(spec.zones)}"
+        if not spec.zones:
+            where = f"a zone that has a subnet here ({_names(one.zone for one in found)})"
         raise UsageError(
-            f"{spec.instance_type} is not offered in "
-            + (
-                f"zone {zones}"
-                if zones
-                else f"a zone that has a subnet here ({_names(s.zone for s in found)})"
-            ),
+            f"{spec.instance_type} is not offered in {where}",
             hint=f"offered in: {_names(offered) or f'no zone of {region}'}",
         )
     return chosen
 
 
-def _reachable(found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Sequence[str]) -> list[Subnet]:
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """Which subnets have a route through an internet gateway, and which of these the account leaves open to
+    connections from outside, `blocked` being what it blocks."""
+
+    routed: list[Subnet]
+    public: list[Subnet]
+    blocked: PublicAccessBlock | None
+    tables: Sequence[RouteTable]
+
+    def route(self, subnet: Subnet) -> str:
+        """Return the subnet's default route, in words."""
+        return internet_access.default_route(table_of(subnet.id, subnet.vpc_id, self.tables))
+
+
+def _reach(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str], vpc_id: str = "") -> _Reach:
+    """Return which subnets are reached from one of the address blocks; without any, what is routed is open.
+    One AWS call, or up to three."""
+    tables = internet_access.route_tables(aws, vpc_id)
+    addresses = [ip_network(one, strict=False).network_address for one in blocks or ("0.0.0.0/0",)]
+    routed = [
+        one
+        for one in found
+        for table in [table_of(one.id, one.vpc_id, tables)]
+        if any(internet_access.leaves_by_gateway(table, address) for address in addresses)
+    ]
+    blocked = public_access_block(aws) if routed and blocks else None
+    excluded = blocked.excluded if blocked else frozenset()
+    public = [one for one in routed if blocked is None or excluded & {one.id, one.vpc_id}]
+    return _Reach(routed, public, blocked, tables)
+
+
+def _reachable(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str]) -> list[Subnet]:
     """Return the subnets whose nodes answer at a public address: replies leave through an internet gateway.
 
     A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable
     internet access for a VPC using an internet gateway").
     """
-    if chosen := _with_gateway(found, tables, blocks):
-        return chosen
-    raise UsageError(
-        "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
-        + "; ".join(f"{one.described}: {_default_route(one, tables)}" for one in found[:_LISTED]),
-        hint=f"give a public subnet with --subnets; or {_PRIVATE}",
-    )
-
-
-def _unblocked(found: Sequence[Subnet], blocked: PublicAccessBlock | None, region: str) -> list[Subnet]:
-    """Return the subnets that the account leaves open to connections from outside."""
-    if blocked is None or (chosen := _open(found, blocked)):
-        return list(found) if blocked is None else chosen
-    exclude = (
-        (
-            "; or exclude one from it, which takes some minutes: `aws ec2 "
-            f"create-vpc-block-public-access-exclusion --region {q(region)} --subnet-id {q(found[0].id)} "
-            "--internet-gateway-exclusion-mode allow-bidirectional`"
+    reach = _reach(aws, found, blocks, found[0].vpc_id)
+    if reach.public:
+        return reach.public
+    if reach.blocked is None:
+        raise UsageError(
+            "no subnet has a route to an internet gateway, so SSH cannot reach public addresses there: "
+            + "; ".join(f"{one.described}: {reach.route(one)}" for one in found[:_LISTED]),
+            hint=f"give a public subnet with --subnets; or {_PRIVATE}",
         )
-        if blocked.exclusions_allowed
-        else "; your organization allows no exclusions"
-    )
+    exclude = "; your organization allows no exclusions"
+    if reach.blocked.exclusions_allowed:
+        exclude = (
+            "; or exclude one from it, which takes some minutes: `aws ec2 "
+            f"create-vpc-block-public-access-exclusion --region {q(aws.region)} --subnet-id "
+            f"{q(reach.routed[0].id)} --internet-gateway-exclusion-mode allow-bidirectional`"
+        )
     raise UsageError(
-        f"{_BLOCK_PUBLIC_ACCESS} is {blocked.mode} in {region}, so SSH cannot reach public addresses in "
-        f"{_listed(found)}",
+        f"{_BLOCK_PUBLIC_ACCESS} is {reach.blocked.mode} in {aws.region}, so SSH cannot reach public "
+        f"addresses in {_listed(reach.routed)}",
         hint=f"give a subnet that is excluded from it with --subnets; or {_PRIVATE}{exclude}",
     )
 
 
-def _open(found: Sequence[Subnet], blocked: PublicAccessBlock | None) -> list[Subnet]:
-    return [one for one in found if blocked is None or not blocked.excluded.isdisjoint((one.id, one.vpc_id))]
-
-
-def _with_gateway(
-    found: Sequence[Subnet], tables: Sequence[RouteTable], blocks: Sequence[str]
-) -> list[Subnet]:
-    """Return the subnets with a route through an internet gateway to one of the address blocks."""
-    addresses = [ip_network(block, strict=False).network_address for block in blocks]
-    return [
-        one
-        for one in found
-        if any(
-            internet_access.leaves_by_gateway(internet_access.table_of(one.id, one.vpc_id, tables), a)
-            for a in addresses
-        )
-    ]
-
-
-def _default_route(subnet: Subnet, tables: Sequence[RouteTable]) -> str:
-    return internet_access.default_route(internet_access.table_of(subnet.id, subnet.vpc_id, tables))
-
-
-def _large(spec: ClusterSpec, found: Sequence[Subnet]) -> list[Subnet]:
+def _large(spec: Placement, found: Sequence[Subnet]) -> list[Subnet]:
     chosen = [one for one in found if one.free >= spec.nodes]
     if not chosen:
         raise CloudDDPError(

@@ -7,15 +7,15 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.answers import Answer, Id
 from cloudddp.aws.client import AWS
 
 
-class _Offering(Record, frozen=True):
+class _Offering(Answer, frozen=True):
     capacity_block_offering_id: Id
     availability_zone: Id
     instance_count: Annotated[int, msgspec.Meta(ge=1, le=10_000)]
@@ -38,12 +38,12 @@ class Block:
     purchase: str  # the command with which the user may buy it
 
 
-class _Zone(Record, frozen=True):
+class _Zone(Answer, frozen=True):
     zone_id: Id
     zone_name: Id
 
 
-class _Score(Record, frozen=True):
+class _Score(Answer, frozen=True):
     availability_zone_id: Id
     score: Annotated[int, msgspec.Meta(ge=0, le=10)]
 
@@ -52,9 +52,7 @@ def spot_scores(aws: AWS, instance_type: str, count: int) -> dict[str, int]:
     """Return for each zone AWS's score of getting so many spot instances at once, up to 10; for a single type
     it is always low (API reference), so that only zones can be compared. Two calls. Raises AWSError."""
     scores = aws.listed(
-        "ec2",
         "get_spot_placement_scores",
-        "SpotPlacementScores",
         _Score,
         InstanceTypes=[instance_type],
         TargetCapacity=count,
@@ -62,17 +60,22 @@ def spot_scores(aws: AWS, instance_type: str, count: int) -> dict[str, int]:
         SingleAvailabilityZone=True,
         RegionNames=[aws.region],
     )
-    zones = aws.listed("ec2", "describe_availability_zones", "AvailabilityZones", _Zone)
-    names = {one.zone_id: one.zone_name for one in zones}
-    return {names.get(one.availability_zone_id, one.availability_zone_id): one.score for one in scores}
+    zones = aws.listed("describe_availability_zones", _Zone)
+    names = {zone.zone_id: zone.zone_name for zone in zones}
+    return {
+        names.get(score.availability_zone_id, score.availability_zone_id): score.score for score in scores
+    }
 
 
 def blocks(aws: AWS, instance_type: str, count: int, days: int) -> list[Block]:
     """Return the capacity blocks for sale that are so long and have so many instances, the earliest first. A
     call a page. Raises AWSError."""
-    call = ("ec2", "describe_capacity_block_offerings", "CapacityBlockOfferings", _Offering)
-    hours = 24 * days
-    found = aws.listed(*call, InstanceType=instance_type, InstanceCount=count, CapacityDurationHours=hours)
+    wanted: dict[str, Any] = {
+        "InstanceType": instance_type,
+        "InstanceCount": count,
+        "CapacityDurationHours": 24 * days,
+    }
+    found = aws.listed("describe_capacity_block_offerings", _Offering, **wanted)
     return sorted((_block(one, aws.region) for one in found), key=lambda block: (block.starts, block.usd))
 
 

@@ -9,8 +9,8 @@ from typing import Annotated
 import msgspec
 
 from cloudddp.aws import inventory
-from cloudddp.aws.answers import Count, Id, Record
 from cloudddp.aws.client import AWS
+from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.errors import AWSError, Message, q
 
 
@@ -83,21 +83,7 @@ def caveat(instance_type: str, *, spot: bool) -> str:
     return ""
 
 
-class _Value(Record, frozen=True):
-    value: Annotated[float, msgspec.Meta(ge=0, le=1e9)]
-
-
-class _GetServiceQuota(Record, frozen=True):
-    quota: _Value
-
-
-class _VCpus(Record, frozen=True):
-    default_v_cpus: Count
-
-
-class _Type(Record, frozen=True):
-    instance_type: Id
-    v_cpu_info: _VCpus
+_Value = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 
 
 def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
@@ -109,8 +95,8 @@ def quota_of(instance_type: str, *, spot: bool) -> Quota | None:
 
 def limit(aws: AWS, quota: Quota) -> int:
     """Return how many vCPUs may run. Raises AWSError, for example if the caller may not ask."""
-    call = ("service-quotas", "get_service_quota", _GetServiceQuota)
-    return int(aws.read(*call, ServiceCode="ec2", QuotaCode=quota.code).quota.value)
+    call = ("service-quotas", "get_service_quota", _Value, "Quota.Value")
+    return int(aws.read(*call, ServiceCode="ec2", QuotaCode=quota.code))
 
 
 def used(aws: AWS, quota: Quota) -> int:
@@ -120,15 +106,14 @@ def used(aws: AWS, quota: Quota) -> int:
         {"Name": "instance-type", "Values": [f"{letters}*" for letters in quota.letters]},
     ]
     found = [
-        one.type
-        for one in inventory.instances(aws, filters)
-        if quota.counts(one.type) and one.spot == quota.spot
+        instance.type
+        for instance in inventory.instances(aws, filters)
+        if quota.counts(instance.type) and instance.spot == quota.spot
     ]
     if not found:
         return 0
-    call = ("ec2", "describe_instance_types", "InstanceTypes", _Type)
-    types = aws.listed(*call, InstanceTypes=sorted(set(found)))
-    vcpus = {one.instance_type: one.v_cpu_info.default_v_cpus for one in types}
+    types = aws.listed("describe_instance_types", TypeInfo, InstanceTypes=sorted(set(found)))
+    vcpus = {one.name: one.vcpus for one in types}
     return sum(vcpus.get(name, 0) for name in found)
 
 

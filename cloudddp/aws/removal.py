@@ -6,15 +6,16 @@ import time
 from collections.abc import Callable
 
 from cloudddp import timings
-from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.answers import Answer, Id
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import power_minutes
-from cloudddp.aws.inventory import Instance, Resource
+from cloudddp.aws.inventory import KINDS, Instance, Resource
 from cloudddp.config import timing
 from cloudddp.errors import AWSError, CloudDDPError
 from cloudddp.text import one_line
 
 POLL_SECONDS = 2.0
+_UNKNOWN = "InvalidInstanceID.NotFound"
 REFUSED = ("OperationNotPermitted", "UnauthorizedOperation")  # for one instance
 _IN_USE = (
     "DependencyViolation",
@@ -36,11 +37,9 @@ def terminate(aws: AWS, ids: list[str]) -> list[str]:
     """
     deadline = time.monotonic() + timing.current().unknown_id
     remaining = list(ids)
-    while True:
-        remaining = _terminate_once(aws, remaining)
-        if not remaining or time.monotonic() > deadline:
-            return remaining
+    while (remaining := _terminate_once(aws, remaining)) and time.monotonic() <= deadline:
         time.sleep(POLL_SECONDS)
+    return remaining
 
 
 def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
@@ -51,18 +50,12 @@ def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
     """
     try:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)
+        return []
     except AWSError as error:
-        if error.code not in ("InvalidInstanceID.NotFound", *REFUSED):
+        if error.code not in (_UNKNOWN, *REFUSED) or (ids[1:] == [] and error.code != _UNKNOWN):
             raise
-        if len(ids) > 1:
-            return _terminate_each(aws, ids)
-        if error.code in REFUSED:
-            raise
+    if len(ids) == 1:
         return ids
-    return []
-
-
-def _terminate_each(aws: AWS, ids: list[str]) -> list[str]:
     unknown: list[str] = []
     refused: AWSError | None = None
     for one in ids:
@@ -117,17 +110,12 @@ def delete(aws: AWS, resource: Resource, *, new: bool = False) -> AWSError | Non
 
     `new`: AWS may not know it yet (eventual consistency), so that NotFound does not mean that it is gone.
     """
-    calls: dict[str, tuple[str, dict[str, str]]] = {
-        "security group": ("delete_security_group", {"GroupId": resource.id}),
-        # By id: the name is a lock, which another cluster may hold by now.
-        "key pair": ("delete_key_pair", {"KeyPairId": resource.id}),
-        "volume": ("delete_volume", {"VolumeId": resource.id}),
-        "network interface": ("delete_network_interface", {"NetworkInterfaceId": resource.id}),
-        "Elastic IP": ("release_address", {"AllocationId": resource.id}),
-        # By name, the only way: it contains the cluster's id, so no other cluster has it.
-        "placement group": ("delete_placement_group", {"GroupName": resource.detail}),
-    }
-    method, params = calls[resource.kind]
+    _, method, id_key, detail_key = KINDS[resource.kind]
+    params = {
+        id_key: resource.id
+    }  # not a key pair's name: that is a lock, which another cluster may hold by now
+    if resource.kind == "placement group":  # by name, the only way: it contains the cluster's id
+        params = {detail_key: resource.detail}
     try:
         aws.call("ec2", method, **params)
     except AWSError as error:
@@ -135,7 +123,7 @@ def delete(aws: AWS, resource: Resource, *, new: bool = False) -> AWSError | Non
     return None
 
 
-class _Interface(Record, frozen=True):
+class _Interface(Answer, frozen=True):
     network_interface_id: Id
     description: str = ""
     status: str = ""
@@ -146,9 +134,7 @@ def users(aws: AWS, group_id: str) -> str:
     not say."""
     filters = [{"Name": "group-id", "Values": [group_id]}]
     try:
-        found = aws.listed(
-            "ec2", "describe_network_interfaces", "NetworkInterfaces", _Interface, Filters=filters
-        )
+        found = aws.listed("describe_network_interfaces", _Interface, Filters=filters)
     except CloudDDPError:
         return ""
     shown = [

@@ -9,7 +9,7 @@ from typing import Annotated
 from msgspec import Meta, field
 
 from cloudddp.aws import inventory
-from cloudddp.aws.answers import Id, Record
+from cloudddp.aws.answers import Answer, Id
 from cloudddp.aws.client import AWS
 from cloudddp.errors import UsageError, q
 
@@ -18,7 +18,7 @@ _Instances = Annotated[int, Meta(ge=0, le=100_000)]  # above it, the number is n
 _Text = Annotated[str, Meta(pattern=r"^[ -~]{0,256}\Z")]
 
 
-class Reservation(Record, frozen=True):
+class Reservation(Answer, frozen=True):
     """A capacity reservation as EC2 describes it. Every text is safe to print."""
 
     id: Id = field(name="CapacityReservationId")
@@ -59,7 +59,7 @@ class Reservation(Record, frozen=True):
 
 def find(aws: AWS, name: str) -> Reservation:
     """Return a reservation by its id. Raises UsageError if there is none. One AWS call."""
-    call = ("ec2", "describe_capacity_reservations", "CapacityReservations", Reservation)
+    call = ("describe_capacity_reservations", Reservation)
     found = aws.listed(*call, absent="InvalidCapacityReservationId", CapacityReservationIds=[name])
     if not found:
         raise UsageError(

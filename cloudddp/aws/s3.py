@@ -21,7 +21,7 @@ PART = 64 << 20  # bytes; larger objects are read in ranges of that size
 QUEUED = 20  # objects, each with its file open, and as many requests
 
 
-class Object(msgspec.Struct, frozen=True):
+class S3Object(msgspec.Struct, frozen=True):
     """An object, as S3 lists it. `size` is in bytes; `etag` identifies the contents."""
 
     key: Annotated[str, Meta(max_length=4096)] = msgspec.field(name="Key")
@@ -30,14 +30,14 @@ class Object(msgspec.Struct, frozen=True):
 
 
 class _Page(msgspec.Struct, frozen=True):
-    contents: list[Object] = msgspec.field(name="Contents", default_factory=list)
+    contents: list[S3Object] = msgspec.field(name="Contents", default_factory=list)
     following: str | None = msgspec.field(name="NextContinuationToken", default=None)
 
 
-def listed(aws: AWS, bucket: str, prefix: str) -> list[Object]:
+def listed(aws: AWS, bucket: str, prefix: str) -> list[S3Object]:
     """Return the objects whose keys begin with `prefix`. Raises AWSError; CloudDDPError for more than
     MAX_OBJECTS."""
-    found: list[Object] = []
+    found: list[S3Object] = []
     token: dict[str, str] = {}
     while True:
         page = aws.read("s3", "list_objects_v2", _Page, Bucket=bucket, Prefix=prefix, **token)
@@ -65,7 +65,9 @@ def read(aws: AWS, bucket: str, key: str, size: int) -> bytes:
         body.close()
 
 
-def download(aws: AWS, bucket: str, files: Iterable[tuple[Object, BinaryIO]]) -> dict[str, Mapping[str, str]]:
+def download(
+    aws: AWS, bucket: str, files: Iterable[tuple[S3Object, BinaryIO]]
+) -> dict[str, Mapping[str, str]]:
     """Write objects to open files, several at once, and close these. Return the objects' metadata by their
     keys. Raises AWSError, also for an object that has changed since it was listed; OSError where a file
     cannot be written; and what `files` raises."""
@@ -102,7 +104,7 @@ class _Client:
 
     def __init__(self, aws: AWS) -> None:
         self.meta = aws.client("s3").meta
-        self.objects: dict[str, Object] = {}
+        self.objects: dict[str, S3Object] = {}
         self.metadata: dict[str, Mapping[str, str]] = {}
         self._aws = aws
 

@@ -1,7 +1,6 @@
 """The command line.
 
-main, commands/ what can be typed: the verbs, their options and their help. They import click and nothing else
-                   that takes long, so that every `--help` is fast
+main, commands/    what can be typed: verbs, options, help. They import nothing that takes long but click
 actions/           what each verb does: plain functions, imported when their verb is invoked
 views/             results as text for people and as JSON for programs
 console            every message

@@ -1,8 +1,5 @@
-"""The console: everything that cloudddp prints goes through here. Data on stdout, messages and progress on
-stderr.
-
-It writes the commands in messages as this user has to type them. It does not depend on clusters, settings or
-AWS.
+"""The console: everything that cloudddp prints. Data goes to stdout, messages and progress to stderr, with
+the commands in messages as this user has to type them. It does not depend on clusters, settings or AWS.
 
 stdout and stderr show control characters as text, on a terminal, in a pipe and in a file. Messages contain
 values from nodes, tags and files. If each print had to escape them, one would be forgotten; so every write
@@ -27,7 +24,7 @@ import click
 
 from cloudddp import timings
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Message, NotConfirmed, StepUpdate, render
+from cloudddp.errors import CloudDDPError, Message, NotConfirmed, StepUpdate, StepWarning, render
 from cloudddp.formats import wrapped
 from cloudddp.operations.reporter import StepLines
 from cloudddp.text import one_line, visible_in_colour, without_colours
@@ -44,8 +41,7 @@ class _Guarded(io.TextIOWrapper):
 
 
 def guard_streams() -> None:
-    """Wrap sys.stdout and sys.stderr, except what is no file (in tests). A closed stream (`>&-`) leads to
-    /dev/null from now on."""
+    """Wrap sys.stdout and sys.stderr, if they are files. A closed stream (`>&-`) leads to /dev/null."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):  # as they are numbered
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: PTH123, SIM115
@@ -55,10 +51,7 @@ def guard_streams() -> None:
             stream.flush()
             _guarded[name] = stream
             guarded = _Guarded(
-                stream.buffer,
-                encoding=stream.encoding,
-                errors="replace",
-                line_buffering=stream.line_buffering,
+                stream.buffer, stream.encoding, "replace", line_buffering=stream.line_buffering
             )
             setattr(sys, name, guarded)
 
@@ -73,8 +66,7 @@ def flush_streams() -> None:
 
 
 def write_raw(line: str) -> None:
-    """Write a line to stdout without the guard: the terminal interprets its escapes, as the user has asked
-    for."""
+    """Write a line to stdout without the guard: the user wants the terminal to interpret escapes."""
     sys.stdout.flush()
     stream = _guarded.get("stdout", sys.stdout)
     stream.buffer.write((line + "\n").encode(stream.encoding, "replace"))
@@ -100,12 +92,11 @@ def live_lines() -> Iterator[Callable[[Sequence[str]], None]]:
 _SHOWN_SECONDS = 1.0  # a step that took less has no time
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager["Progress"]):
     """Call it with the text of each step. On a terminal the current step has a spinner, and then its time."""
 
     def __init__(self, log: Callable[[str], None], render: Callable[[str], str]) -> None:
-        """`log` writes a line that stays; `render` writes the commands in a text as this user has to type
-        them."""
+        """`log` writes a line that stays; `render` writes commands as this user has to type them."""
         self._log = log
         self._render = render
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
@@ -126,9 +117,6 @@ class Progress:
         # starts. A signal handler may interrupt a report and make its own.
         self._lock = threading.RLock()
 
-    def __enter__(self) -> Progress:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.stop()
 
@@ -141,8 +129,7 @@ class Progress:
             self._live, self._status = False, None
 
     def above(self, text: str) -> bool:
-        """Write lines above the spinner, which would be left in front of them; return whether there is
-        one."""
+        """Write lines above the spinner; return whether there is one."""
         if self._status is None:
             return False
         from rich.text import Text as RichText
@@ -152,30 +139,27 @@ class Progress:
 
     def _report(self, message: str) -> None:
         text = one_line(self._render(message))  # rich writes to the terminal directly
-        if text == self._step:
+        if text in (self._step, self._warning):
             return  # a poll that found nothing new
-        if text.startswith("warning"):  # the current step goes on
-            if text != self._warning:
-                self._warning = text
-                self._log(text)
-            return
-        if not self._live:
+        if isinstance(message, StepWarning):
+            self._warning = text
+            self._log(text)
+        elif not self._live:
             if self._lines.has_next(message):
                 self._log(text)
-            return
-        if isinstance(message, StepUpdate) and self._status is not None:
+        elif isinstance(message, StepUpdate) and self._status is not None:
             self._step = text
-            return
-        self._finish_step()
-        self._step, self._since = text, time.monotonic()
-        if self._status is None:
-            from rich.live import Live
-            from rich.spinner import Spinner
+        else:
+            self._finish_step()
+            self._step, self._since = text, time.monotonic()
+            if self._status is None:
+                from rich.live import Live
+                from rich.spinner import Spinner
 
-            self._status = Live(
-                Spinner("dots", self, style="status.spinner"), console=self._console, transient=True
-            )
-            self._status.start(refresh=True)  # rich's thread would write the first row while another prints
+                spinner = Spinner("dots", self, style="status.spinner")
+                self._status = Live(spinner, console=self._console, transient=True)
+                # Now: rich's thread would write the first row while another prints.
+                self._status.start(refresh=True)
 
     def __rich__(self) -> Any:
         """Return the current step for the spinner, which asks several times a second."""
@@ -205,8 +189,7 @@ _NOT_UTF8 = re.compile("([\udc80-\udcff]+)")
 
 
 def colour() -> bool | None:
-    """Return False where the user wants no colour (https://no-color.org), else None: click looks at the
-    terminal."""
+    """Return False for no colour (https://no-color.org), else None: click looks at the terminal."""
     return False if os.environ.get("NO_COLOR") else None
 
 
@@ -215,7 +198,6 @@ class Console:
 
     def __init__(self, options: GlobalOptions | None = None) -> None:
         self.options = options or GlobalOptions()
-        self.yes = False  # -y: `agree` does not ask
         self._progress: Progress | None = None
 
     def render(self, text: str) -> str:
@@ -230,7 +212,7 @@ class Console:
         """
         with contextlib.suppress(OSError, ValueError, RuntimeError):
             dim = sys.stderr.isatty() and colour() is not False
-            self._write_error(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None))
+            self.print(click.style(wrapped(self.render(text), sys.stderr), dim=dim or None), err=True)
 
     def suggest(self, text: str) -> None:
         """Log a text of ours (`Message`), which names commands."""
@@ -241,23 +223,23 @@ class Console:
 
     def fail(self, message: str) -> None:
         """Write what went wrong to stderr."""
-        text = wrapped(f"cloudddp: {message}", sys.stderr)
-        click.secho(text, fg="red", err=True, color=colour())
+        self._write_in_colour(f"cloudddp: {message}", fg="red")
 
     def error(self, error: CloudDDPError) -> None:
         """Write an error and its hint to stderr. It never fails, as `log`."""
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # the exit code still reports the error
-            self.fail(error.message)
+            self.fail(self.render(error.message))
             if error.hint:
-                hint = wrapped(f"  -> {self.render(error.hint)}", sys.stderr)
-                click.secho(hint, err=True, color=colour())
+                self._write_in_colour(f"  -> {self.render(error.hint)}")
+
+    @staticmethod
+    def _write_in_colour(text: str, fg: str | None = None) -> None:
+        click.secho(wrapped(text, sys.stderr), fg=fg, err=True, color=colour())
 
     def print(self, text: str, *, err: bool = False) -> None:
-        """Write data to stdout (or, with `err`, what belongs to a question or an error to stderr)."""
-        if err:
-            self._write_error(text)
-        else:
-            click.echo(text)
+        """Write data to stdout; with `err`, of a question or an error, to stderr, above a spinner."""
+        if not err or self._progress is None or not self._progress.above(text):
+            click.echo(text, err=err)
 
     def print_raw(self, text: str) -> None:
         """Write a line of a command's output to stdout: bytes that are not UTF-8 (lone surrogates) as they
@@ -268,10 +250,6 @@ class Console:
         else:
             shown = "".join(part if at % 2 else without_colours(part) for at, part in enumerate(parts))
             click.echo(shown.encode("utf-8", "surrogateescape"))
-
-    def _write_error(self, text: str) -> None:
-        if self._progress is None or not self._progress.above(text):
-            click.echo(text, err=True)
 
     def print_text(self, text: str, *, err: bool = False) -> None:
         """Write sentences for people: as `print`, but on a terminal lines break at words."""
@@ -292,12 +270,9 @@ class Console:
         return self._progress
 
     def ask_secret(self, question: str) -> str | None:
-        """Ask on the terminal for something that is not shown. Return None if there is no terminal.
-
-        Neither the question nor the answer is on stdout or stderr, which may be files.
-        """
-        if self._progress is not None:
-            self._progress.stop()  # its spinner would overwrite the question
+        """Ask on the terminal, not on stdout or stderr, for something that is not shown. Return None without
+        a terminal."""
+        self._stop_progress()
         try:
             with open("/dev/tty", "r+b", buffering=0):  # noqa: PTH123  or getpass reads stdin
                 pass
@@ -307,11 +282,6 @@ class Console:
             return getpass.getpass(question).strip()
         except (OSError, EOFError, UnicodeDecodeError):
             return None
-
-    def confirm(self, question: str) -> bool:
-        """Ask on the terminal. Raises click.Abort at the end of the input."""
-        asked = wrapped(f"{question} [y/N]:", sys.stderr)
-        return click.confirm(asked, show_default=False, prompt_suffix=" ", err=True)
 
     def ask(self, question: str, *, default: str) -> str:
         """Ask on the terminal for a text. Raises click.Abort at the end of the input."""
@@ -337,23 +307,25 @@ class Console:
                 return letter
 
     def agree(self, question: str) -> bool | None:
-        """Ask on the terminal, above a spinner. Return None if there is none."""
-        if self.yes:
+        """Ask on the terminal, except with -y; return None without one. Raises click.Abort at its end."""
+        if self.options.yes:
             return True
         if not sys.stdin.isatty():
             return None
+        self._stop_progress()
+        asked = wrapped(f"{question} [y/N]:", sys.stderr)
+        return click.confirm(asked, show_default=False, prompt_suffix=" ", err=True)
+
+    def _stop_progress(self) -> None:
+        """End the spinner, which would overwrite a question."""
         if self._progress is not None:
             self._progress.stop()
-        return self.confirm(question)
 
-    def must_confirm(self, question: str, *, yes: bool) -> None:
-        """Ask, except with -y, or with --sim, where nothing costs money.
-
-        Raises NotConfirmed if the answer is no, click.UsageError if there is no terminal to ask on.
-        """
-        if yes or self.options.sim:
+    def must_confirm(self, question: str) -> None:
+        """As `agree`; not with --sim, where nothing costs money. Raises NotConfirmed, click.UsageError."""
+        if self.options.sim:
             return
-        if not sys.stdin.isatty():
+        if (answer := self.agree(question)) is None:
             raise click.UsageError("there is no terminal to ask on; add -y")
-        if not self.confirm(question):
+        if not answer:
             raise NotConfirmed

@@ -15,31 +15,15 @@ import click
 from cloudddp import signals
 from cloudddp.cli.console import Console, colour, flush_streams, guard_streams
 from cloudddp.cli.main import main
-from cloudddp.errors import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_USAGE,
-    CloudDDPError,
-    Interrupted,
-    UsageError,
-)
+from cloudddp.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, CloudDDPError, Interrupted, UsageError
 from cloudddp.files import state_home, write_atomic
 from cloudddp.ssh import login_shell
 
 # Errors of writing to stdout: no space, a quota, a limit of the file's size.
 _UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Errors caused by how files and folders are set up on this computer, not by cloudddp.
-_CAUSED_BY_FILES = (
-    errno.EACCES,
-    errno.EPERM,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.EROFS,
-    errno.ETXTBSY,
-    *_UNWRITABLE,
-)
+_FILE_ERRNOS = (errno.ELOOP, errno.ENAMETOOLONG, errno.EROFS, errno.ETXTBSY, *_UNWRITABLE)
+_FILE_ERRORS = (PermissionError, NotADirectoryError, IsADirectoryError)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -88,39 +72,28 @@ def _run(console: Console, arguments: Sequence[str]) -> int:
 def _os_error(console: Console, error: OSError, arguments: Sequence[str]) -> int:
     if error.errno == errno.EIO:  # the terminal is closed
         return EXIT_FAILED
-    if error.filename is None and error.errno in _UNWRITABLE:
-        hint = "the command itself may have succeeded; check before you repeat it"
-        console.error(CloudDDPError(f"cannot write the output: {error.strerror}", hint=hint))
-        return EXIT_FAILED
-    found = _explained(error)
-    if found is None:
+    if (found := _user_error(error)) is None:
         return _bug(console, error, arguments)
     console.error(found)
     return found.exit_code
 
 
-def _explained(error: OSError) -> CloudDDPError | None:
+def _user_error(error: OSError) -> CloudDDPError | None:
     """Return what an error of the operating system means to the user; None where it is a bug of cloudddp."""
-    if _current_folder_is_gone():
+    if error.filename is None and error.errno in _UNWRITABLE:
+        hint = "the command itself may have succeeded; check before you repeat it"
+        return CloudDDPError(f"cannot write the output: {error.strerror}", hint=hint)
+    try:
+        os.getcwd()  # noqa: PTH109
+    except OSError:  # it was deleted, so that no relative path can be resolved
         return UsageError("the current folder no longer exists", hint="cd to your project")
     if _is_in_state_folder(error):
-        return UsageError(
-            f"cannot use the state folder: {error}",
-            hint="set CLOUDDDP_HOME to a folder that you can write to",
-        )
-    if error.filename is not None and error.errno in _CAUSED_BY_FILES:
+        hint = "set CLOUDDDP_HOME to a folder that you can write to"
+        return UsageError(f"cannot use the state folder: {error}", hint=hint)
+    if error.filename is not None and (isinstance(error, _FILE_ERRORS) or error.errno in _FILE_ERRNOS):
         name = os.fsdecode(error.filename)
         return CloudDDPError(f"{name}: {error.strerror}", hint="change its permissions, or choose another")
     return None
-
-
-def _current_folder_is_gone() -> bool:
-    """Return whether the current folder has been deleted, so that no relative path can be resolved."""
-    try:
-        os.getcwd()  # noqa: PTH109
-    except OSError:
-        return True
-    return False
 
 
 def _is_in_state_folder(error: OSError) -> bool:
@@ -148,10 +121,8 @@ def _bug(console: Console, error: Exception, arguments: Sequence[str]) -> int:
 
 
 def _without_values(arguments: Sequence[str]) -> list[str]:
-    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret: the
-    file is sent to us."""
-    shown = []
-    follows = False
+    """Return a command line without the values of --env and -e (also `-de K=V`), which may be secret."""
+    shown, follows = [], False
     for word in arguments:
         given = re.fullmatch(r"(--env=|-[a-z]*e|)([A-Za-z_]\w*)=.*", word, re.DOTALL)
         shown.append(f"{given[1]}{given[2]}=****" if given and (given[1] or follows) else word)

@@ -1,8 +1,7 @@
 """Commands that are loaded when they are needed, and the options that all of them share.
 
-A `LazyGroup` knows its commands by a table of names and short helps, so that `cloudddp --help` loads none of
-them. A `Verb` knows its function by name, so that `cloudddp VERB --help` does not load what the verb needs to
-run.
+A `LazyGroup` knows its commands by a table of names and short helps: `cloudddp --help` loads none of them.
+A `Verb` knows its function by name: `cloudddp VERB --help` does not load what it needs to run.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cloudddp.errors import UsageError
 HELP_NAMES = ["-h", "--help"]
 EVERY_OPTION = "cloudddp.every_option"  # of Context.meta: the help describes rare options, too
 Table = Mapping[str, tuple[str | click.Command, str]]
-"""Name -> (the command, or its "module:attribute"; its short help)."""
+"""Name -> (the command, or its "module:attribute" below cloudddp.cli.commands; its short help)."""
 
 
 def load(path: str) -> Any:
@@ -34,119 +33,98 @@ def load(path: str) -> Any:
 
 
 class GlobalOption(click.Option):
-    """An option of every command, given before the verb or after it."""
+    """An option whose value is a field of GlobalOptions."""
 
 
-def _negated(description: str, settings: Mapping[str, Any]) -> str:
-    """Return the help of an option: for one that switches a setting off, that of the setting with "Do
-    not"."""
-    off = settings.get("flag_value") == "false"
-    return f"Do not {description[0].lower()}{description[1:]}" if off else description
+class Option(click.Option):
+    """An option of a verb; the last of its names may be that of the parameter. One that is `rare`, `--help`
+    only names and `--help-all` describes."""
+
+    def __init__(
+        self, names: str, metavar: str | None, text: str, kind: Any = None, rare: bool = False, **more: Any
+    ) -> None:
+        super().__init__(names.split(), metavar=metavar, help=text, type=kind, **more)
+        self.rare = rare
 
 
-class RareOption(click.Option):
-    """An option that `--help` only names, and `--help-all` describes."""
-
-    rare = True
-
-
-class SettingOption(click.Option):
+class SettingOption(Option):
     """An option that stands for a setting. Its value is validated with the other settings, not by click."""
 
     def __init__(
-        self,
-        section: str,
-        key: str,
-        *names: str,
-        standard: str = "",
-        rare: bool = False,
-        description: str = "",
-        **settings: Any,
+        self, section: str, key: str, *names: str, standard: str = "", description: str = "", **settings: Any
     ) -> None:
-        """`standard` is the default as the help shows it; '' where it shows none. `rare`: `--help` only names
-        it, `--help-all` describes it. `description`: the help, where it is not that of the setting."""
-        description = description or _negated(DESCRIPTIONS[section][key], settings)
-        shown = f" [default: {standard}]" if standard else ""
-        super().__init__(names, help=description + shown, **settings)
+        """`standard`: the default as the help shows it. `description`: where it is not the setting's."""
+        shown = description or DESCRIPTIONS[section][key]
+        if settings.get("flag_value") == "false":  # it switches the setting off
+            shown = f"Do not {shown[0].lower()}{shown[1:]}"
+        shown += f" [default: {standard}]" if standard else ""
+        super().__init__(" ".join(names), settings.pop("metavar", None), shown, **settings)
         self.section = section
         self.key = key
         self.standard = standard
-        self.rare = rare
 
     def flag(self, value: Any) -> Flag | None:
-        """Return the setting as it was given, or None where it was not. Raises UsageError for a table's item
-        without '='."""
-        if value is None or (self.is_flag and not value):
+        """Return the setting, None where it was not given. Raises UsageError for an item without '='."""
+        if value in (None, False, ()):
             return None
-        if self.multiple:
-            return Flag(self.opts[-1], self.section, self.key, self._table(value)) if value else None
-        return Flag(self.opts[-1], self.section, self.key, value)
+        return Flag(self.opts[-1], self.section, self.key, self._table(value) if self.multiple else value)
 
     def _table(self, items: Iterable[str]) -> dict[str, str]:
-        pairs = [item.partition("=") for item in items]
-        for key, equals, _ in pairs:
+        name, found = self.opts[-1], {}
+        for item in items:
+            key, equals, found[key] = item.partition("=")
             if not equals:
-                raise UsageError(
-                    f"{self.opts[-1]} {key!r} has no '='", hint=f"give it as {self.opts[-1]} {self.metavar}"
-                )
-        return {key: value for key, _, value in pairs}
+                raise UsageError(f"{name} {key!r} has no '='", hint=f"give it as {name} {self.metavar}")
+        return found
 
 
 def completes(kind: str) -> Any:
-    """Return a function for `shell_complete`: one of cli/known_names.py, which is loaded when it is
-    called."""
+    """Return for `shell_complete` a function that completes clusters, jobs, nodes or files."""
+    return lambda ctx, _, begun: load("cloudddp.cli.known_names:complete")(kind, ctx, begun)
 
-    def complete(ctx: click.Context, parameter: click.Parameter, begun: str) -> Any:
-        return load(f"cloudddp.cli.known_names:{kind}")(ctx, parameter, begun)
 
-    return complete
+def global_option(names: str, text: str, metavar: str | None = None, **settings: Any) -> GlobalOption:
+    """Return a global option; a flag, if it has no `metavar` for a value."""
+    is_flag = None if metavar else True  # False would make the value optional
+    return GlobalOption(names.split(), metavar=metavar, is_flag=is_flag, help=text, **settings)
 
 
 def global_options(*, after_verb: bool) -> list[GlobalOption]:
-    """Return the global options: those of the group, or those that may follow a verb.
+    """Return the global options: those of the group, or those that may follow a verb, which are hidden and do
+    not read the environment: a variable must not override an option before the verb."""
 
-    The latter are hidden, and do not read the environment: a variable must not override an option before the
-    verb.
-    """
-
-    def option(names: str, metavar: str, text: str, variable: str = "", complete: Any = None) -> GlobalOption:
-        return GlobalOption(
-            names.split(),
-            metavar=metavar or None,
-            is_flag=None if metavar else True,  # False would make the value optional
-            help=text,
-            hidden=after_verb,
-            envvar=None if after_verb else variable or None,
-            shell_complete=complete,
-        )
+    def option(
+        names: str, text: str, metavar: str | None = None, envvar: str | None = None, complete: Any = None
+    ) -> GlobalOption:
+        envvar = None if after_verb else envvar
+        return global_option(names, text, metavar, hidden=after_verb, envvar=envvar, shell_complete=complete)
 
     file = "Configuration file to use instead of ./cloudddp.toml; its folder is the project."
     return [
-        option("-c --cluster", "NAME", "Name of the cluster.", complete=completes("clusters")),
-        option("--config", "FILE", file, "CLOUDDDP_CONFIG", completes("files")),
-        option("--region", "REGION", "AWS region."),
-        option("--profile", "PROFILE", "AWS profile.", "CLOUDDDP_PROFILE"),
-        option("--sim", "", "Use the simulator on this computer instead of AWS.", "CLOUDDDP_SIM"),
-        option("-v --verbose", "", "Show more output."),
-        option("--timings", "", "Show where the time went, at the end, on stderr."),
+        option("-c --cluster", "Name of the cluster.", "NAME", complete=completes("clusters")),
+        option("--config", file, "FILE", "CLOUDDDP_CONFIG", completes("files")),
+        option("--region", "AWS region.", "REGION"),
+        option("--profile", "AWS profile.", "PROFILE", "CLOUDDDP_PROFILE"),
+        option("--sim", "Use the simulator on this computer instead of AWS.", envvar="CLOUDDDP_SIM"),
+        option("-v --verbose", "Show more output."),
+        option("--timings", "Show where the time went, at the end, on stderr."),
     ]
 
 
 def given_options(context: click.Context) -> GlobalOptions:
     """Return the global options of a command line: those after the verb win over those before it."""
     values: dict[str, Any] = {}
+    flags: list[Flag] = []
     current: click.Context | None = context
     while current is not None:
         for option in current.command.params:
             value = current.params.get(option.name or "")
-            if isinstance(option, GlobalOption) and option.name and value not in (None, False):
+            if isinstance(option, GlobalOption) and option.name and value not in (None, False, ()):
                 values.setdefault(option.name, value)
+            elif isinstance(option, SettingOption) and (flag := option.flag(value)) is not None:
+                flags.append(flag)
         current = current.parent
-    return GlobalOptions(**values)
-
-
-def _is_rare(parameter: click.Parameter) -> bool:
-    return getattr(parameter, "rare", False)
+    return GlobalOptions(**values, flags=tuple(flags))
 
 
 def _help_all() -> click.Option:
@@ -171,17 +149,13 @@ class _WithGlobalOptions(click.Command):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
-        _console(ctx).options = given_options(ctx)
+        ctx.ensure_object(Console).options = given_options(ctx)
         return rest
 
 
 class Verb(_WithGlobalOptions):
-    """A command whose function is imported when it is invoked.
-
-    `action` is "module:function" below cloudddp.cli.actions; the command has the name of the function. It
-    gets the console and the global options, and by name the values of the command's own parameters; the
-    settings among them together, as `flags`.
-    """
+    """A command whose function is imported when it is invoked: `action`, "module:function" below
+    cloudddp.cli.actions. It gets the console, which has the global options, and its own parameters."""
 
     def __init__(
         self,
@@ -193,13 +167,10 @@ class Verb(_WithGlobalOptions):
         only_own_options: bool = False,
         context_settings: Mapping[str, Any] | None = None,
     ) -> None:
-        settings = {
-            "allow_interspersed_args": not passes_arguments,
-            "help_option_names": HELP_NAMES,
-            **(context_settings or {}),
-        }
+        settings = {"allow_interspersed_args": not passes_arguments, "help_option_names": HELP_NAMES}
+        settings |= context_settings or {}
         every = [*params, *([] if only_own_options else global_options(after_verb=True))]
-        if any(map(_is_rare, every)):
+        if any(isinstance(one, Option) and one.rare for one in every):
             every.append(_help_all())
         name = action.partition(":")[2].rstrip("_").replace("_", "-")
         super().__init__(name, params=every, help=inspect.cleandoc(help), context_settings=settings)
@@ -214,16 +185,18 @@ class Verb(_WithGlobalOptions):
         try:
             return super().parse_args(ctx, [*own, *args[at:]])
         except click.UsageError as error:
-            if "unexpected extra argument" in error.message and any("-c" in one.opts for one in self.params):
+            if "unexpected extra argument" in error.message and any(
+                "-c" in param.opts for param in self.params
+            ):
                 raise click.UsageError(f"{error.message}. -c NAME names a cluster.", ctx) from None
             raise
 
     def own_words(self, ctx: click.Context, args: Sequence[str]) -> int:
         """Return how many words at the beginning are options of this verb, with their values."""
         has_value = {
-            name: isinstance(one, click.Option) and not one.is_flag
-            for one in self.get_params(ctx)
-            for name in one.opts
+            name: isinstance(param, click.Option) and not param.is_flag
+            for param in self.get_params(ctx)
+            for name in param.opts
         }
         at = 0
         while at < len(args) and (name := args[at].partition("=")[0]) in has_value and args[at] != "--":
@@ -232,42 +205,39 @@ class Verb(_WithGlobalOptions):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Describe the options; of rare ones only the names, unless all are wanted."""
-        params = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
-        shown = [one for one in params if ctx.meta.get(EVERY_OPTION) or not _is_rare(one)]
+        params = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        rare = [param for param in params if isinstance(param, Option) and param.rare]
+        rare = [] if ctx.meta.get(EVERY_OPTION) else rare
+        records = [param.get_help_record(ctx) for param in params if param not in rare]
         with formatter.section("Options"):
-            formatter.write_dl([record for one in shown if (record := one.get_help_record(ctx))])
-        names = ", ".join(one.opts[-1] for one in params if one not in shown)
-        if names:
+            formatter.write_dl([record for record in records if record])
+        if names := ", ".join(one.opts[-1] for one in rare):
             with formatter.section(f"More options, described by `{ctx.command_path} --help-all`"):
                 width = max(formatter.width - formatter.current_indent, 20)
                 for line in textwrap.wrap(names, width, break_on_hyphens=False):
                     formatter.write_text(line)
 
     def invoke(self, ctx: click.Context) -> Any:
-        console = _console(ctx)
+        console = ctx.ensure_object(Console)
         if console.options.timings:
             timings.enable()
         with timings.span(f"imports: {self.name}"):
             action = load(self.action)
-        return action(console, console.options, **self.arguments(ctx.params))
+        return action(console, **self.arguments(ctx.params))
 
     def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of the function for the parsed parameters."""
-        found: dict[str, Any] = {}
-        for parameter in self.params:
-            name = parameter.name or ""
-            if isinstance(parameter, SettingOption):
-                flags = found.setdefault("flags", [])
-                if (flag := parameter.flag(params[name])) is not None:
-                    flags.append(flag)
-            elif parameter.expose_value and not isinstance(parameter, GlobalOption):
-                found[name] = params[name]
-        return found
+        shared = {param.name for param in self.params if isinstance(param, GlobalOption | SettingOption)}
+        return {name: value for name, value in params.items() if name not in shared}
 
 
-def listed(*commands: click.Command) -> Table:
+def listed(*commands: click.Command) -> dict[str, Table]:
     """Return the table of commands that are loaded with their group."""
-    return {str(one.name): (one, one.get_short_help_str(limit=1000)) for one in commands}
+    return {
+        "Commands": {
+            str(command.name): (command, command.get_short_help_str(limit=1000)) for command in commands
+        }
+    }
 
 
 # Verbs, and the words of other programs for them.
@@ -275,30 +245,24 @@ _MEANT = {"up": "create start", "pull": "download fetch", "down": "delete destro
 
 
 class LazyGroup(_WithGlobalOptions, click.Group):
-    """A group that loads a command when it is used, and lists all of them from its table: below these
-    headings, which have every command once, or below one."""
+    """A group that loads a command when it is used, and lists all of them from its tables, by heading."""
 
-    def __init__(
-        self, name: str, table: Table, headings: Mapping[str, Sequence[str]] | None = None, **settings: Any
-    ) -> None:
+    def __init__(self, name: str, tables: Mapping[str, Table], **settings: Any) -> None:
         super().__init__(name, **settings)
-        self.table = table
-        self.headings = headings or {"Commands": sorted(table)}
+        self.tables = tables
+        self.table = {name: row for table in tables.values() for name, row in table.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
         return sorted(self.table)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        if cmd_name not in self.table:
-            return None
-        command = self.table[cmd_name][0]
-        return load(command) if isinstance(command, str) else command
+        command, _ = self.table.get(cmd_name, (None, ""))
+        return load(f"cloudddp.cli.commands.{command}") if isinstance(command, str) else command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raise UsageError with similar names for a verb that does not exist (click 8.4 does it only for
-        `commands`)."""
+        """Raise UsageError with similar names for an unknown verb (click 8.4 does it only for `commands`)."""
         if args[0] == "help" and not ctx.resilient_parsing:
             if not args[1:]:
                 click.echo(ctx.get_help(), color=ctx.color)
@@ -311,20 +275,12 @@ class LazyGroup(_WithGlobalOptions, click.Group):
             meant = [
                 name for name, words in _MEANT.items() if args[0] in words.split() and name in self.table
             ]
-            near = [repr(name) for name in meant or difflib.get_close_matches(args[0], self.table)]
-            ctx.fail(
-                f"No such command {args[0]!r}." + (f" Did you mean {' or '.join(near)}?" if near else "")
-            )
+            near = " or ".join(map(repr, meant or difflib.get_close_matches(args[0], self.table)))
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near}?" if near else ""))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         width = max(map(len, self.table))
-        for heading, names in self.headings.items():
+        for heading, table in self.tables.items():
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(width), self.table[name][1]) for name in names])
-
-
-def _console(context: click.Context) -> Console:
-    """Return the console of this run, which knows the global options for the commands that messages
-    suggest."""
-    return context.ensure_object(Console)
+                formatter.write_dl([(name.ljust(width), short) for name, (_, short) in table.items()])

@@ -6,9 +6,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-
-import msgspec
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from cloudddp import timings
 from cloudddp.agent import client
@@ -20,9 +19,9 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import host_keys, ssh_hosts
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import settings, timing
-from cloudddp.config.connection import expand_proxy_command
+from cloudddp.config.checks import expand_proxy_command
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import Access, ClusterSpec, connection_mode
 from cloudddp.errors import (
     CloudDDPError,
     ConnectError,
@@ -52,16 +51,14 @@ def remembered(spec: ClusterSpec, record: ClusterRecord | None) -> ClusterSpec:
     if record is None or (spec.connect, spec.proxy_jump, spec.proxy_command) != (None, None, None):
         return spec
     kept = {"connect": record.connect, "proxy_jump": record.proxy_jump, "proxy_command": record.proxy_command}
-    layer = Layer(
-        "the record of the cluster", {"cluster": {key: value for key, value in kept.items() if value}}
-    )
-    found = settings.resolve([layer]).cluster
-    return msgspec.structs.replace(
+    route = {"cluster": {key: value for key, value in kept.items() if value}}
+    found = settings.resolve([Layer("the record of the cluster", route)]).cluster
+    return replace(
         spec, connect=found.connect, proxy_jump=found.proxy_jump, proxy_command=found.proxy_command
     )
 
 
-def _address(spec: ClusterSpec, rank: int, instance: Instance) -> str:
+def _address(spec: Access, rank: int, instance: Instance) -> str:
     """Return the address at which a node answers. Raises CloudDDPError if it has none of the kind."""
     if connection_mode(spec) != "public":
         return instance.private_ip
@@ -74,7 +71,7 @@ def _address(spec: ClusterSpec, rank: int, instance: Instance) -> str:
     return instance.public_ip
 
 
-def _proxy_command(spec: ClusterSpec, region: str, user: str, rank: int, instance: Instance) -> ProxyCommand:
+def _proxy_command(spec: Access, region: str, user: str, rank: int, instance: Instance) -> ProxyCommand:
     """Return the route to a node by cluster.proxy_command."""
     values = {
         "%h": instance.id,
@@ -94,7 +91,7 @@ def _proxy_command(spec: ClusterSpec, region: str, user: str, rank: int, instanc
     return ProxyCommand(command, variables)
 
 
-def check_route_settings(spec: ClusterSpec) -> None:
+def check_route_settings(spec: Access) -> None:
     """Raise UsageError for settings with which nodes would be unreachable. Calls nothing."""
     if connection_mode(spec) == "private" and spec.proxy_command is None and not spec.ssh_from:
         raise UsageError(
@@ -105,15 +102,23 @@ def check_route_settings(spec: ClusterSpec) -> None:
         )
 
 
-def check_route(spec: ClusterSpec) -> None:
+def check_route(spec: Access) -> None:
     """Log in to the jump host, or look for the proxy command's program, before anything is created.
 
     Raises UsageError for what only the user can change; ConnectError if the jump host does not answer.
     """
     if spec.proxy_command is not None:
-        for program in _programs(spec.proxy_command):
+        # The programs that it starts, as far as that is plain to see.
+        first = _PLAIN.match(spec.proxy_command.lstrip())
+        needed = {first[0]: "install it, or give its path"} if first else {}
+        if "aws ssm start-session" in spec.proxy_command:  # also in `sh -c "..."`, as AWS documents it
+            needed["session-manager-plugin"] = (
+                "install the Session Manager plugin of the AWS CLI, from AWS's documentation of Systems "
+                "Manager"
+            )
+        for program, hint in needed.items():
             if shutil.which(program) is None:
-                raise UsageError(f"cluster.proxy_command: {program} is not installed", hint=_install(program))
+                raise UsageError(f"cluster.proxy_command: {program} is not installed", hint=hint)
     if spec.proxy_jump is not None:
         try:
             Jump(spec.proxy_jump).check(timing.current().connect)
@@ -123,25 +128,9 @@ def check_route(spec: ClusterSpec) -> None:
             raise UsageError(error.message, hint=error.hint) from None
 
 
-def _programs(command: str) -> Iterator[str]:
-    """Yield the programs that a proxy command starts, as far as that is plain to see."""
-    if (first := _PLAIN.match(command.lstrip())) is not None:
-        yield first[0]
-    if "aws ssm start-session" in command:  # also in `sh -c "..."`, as AWS documents it
-        yield "session-manager-plugin"
-
-
-def _install(program: str) -> str:
-    if program == "session-manager-plugin":
-        return (
-            "install the Session Manager plugin of the AWS CLI, from AWS's documentation of Systems Manager"
-        )
-    return "install it, or give its path"
-
-
 def ssh_sources(
     aws: AWS,
-    spec: ClusterSpec,
+    spec: Access,
     caller: Callable[[], str] = caller_block,
     jump_address: Callable[[AWS, str], str | None] = jump_host_address,
 ) -> tuple[str, ...]:
@@ -149,8 +138,7 @@ def ssh_sources(
     needs.
 
     By public address: this computer's. Through a jump host: its private address. With a proxy command none:
-    the agent of Session Manager connects on the node itself. Raises UsageError, CloudDDPError if there is no
-    answer.
+    the agent of Session Manager connects on the node itself. Raises UsageError, CloudDDPError.
     """
     check_route_settings(spec)
     if spec.ssh_from:
@@ -171,17 +159,14 @@ def ssh_sources(
     return (f"{address}/32",)
 
 
-def is_direct(spec: ClusterSpec) -> bool:
+def is_direct(spec: Access) -> bool:
     """Return whether SSH goes from this computer to the nodes' public addresses."""
     return connection_mode(spec) == "public" and spec.proxy_command is None
 
 
 def targets(cluster: Cluster, spec: ClusterSpec) -> tuple[dict[int, Target], dict[int, Exception]]:
-    """Return where each node answers SSH, by node rank, and why other nodes cannot: EC2 says that they do not
-    run.
-
-    Raises CloudDDPError if this computer has no key.
-    """
+    """Return where each node answers SSH, by node rank, and why others cannot: EC2 says that they do not run.
+    Raises CloudDDPError if this computer has no key."""
     folder = ClusterFolder(cluster.id)
     private_key = folder.login_key()
     known = host_keys.read(folder)
@@ -219,17 +204,35 @@ Dial = Callable[[Cluster, ClusterSpec, float, Meanwhile], Runner]
 
 
 def dial(cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile) -> Fleet:
-    """Return open SSH connections to every node. The nodes may still share the host key of their user
-    data."""
+    """Return open SSH connections to every node, which may still share the host key of their user data."""
+    return _dial(cluster, spec, within, meanwhile, partly=False)[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How `up` reaches the nodes: a dry run has none."""
+
+    dial: Dial = dial
+    check_route: Callable[[ClusterSpec], None] = check_route
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]] = ssh_sources
+
+
+OVER_SSH: Reach = Reach()
+
+
+def _dial(
+    cluster: Cluster, spec: ClusterSpec, within: float, meanwhile: Meanwhile, *, partly: bool
+) -> tuple[Fleet, dict[int, Exception]]:
     found, lost = targets(cluster, spec)
-    Outcome(errors=lost).all()
+    if lost and not (partly and found):
+        Outcome(errors=lost).all()
     fleet = Fleet(found)
     try:
-        fleet.connect(within=within, meanwhile=lambda: meanwhile(fleet))
+        lost |= fleet.connect(within=within, meanwhile=lambda: meanwhile(fleet), partly=partly)
     except BaseException:
         fleet.close()
         raise
-    return fleet
+    return fleet, lost
 
 
 @timings.span("connections")
@@ -246,50 +249,50 @@ def connect(
 
     Afterwards each node has a host key of its own: an interrupted replacement is completed first.
     """
-    folder, instances = _key_owners(cluster)
-    with host_keys.exclusive(folder, instances, progress):
-        runner = dial(cluster, spec, within, meanwhile)
-        try:
-            host_keys.replace_shared_key(
-                runner, folder, instances, whole=not cluster.missing, partly=False, progress=progress
-            )
-        except BaseException:
-            runner.close()
-            raise
-    ssh_hosts.update(cluster, targets(cluster, spec)[0], progress)
-    return runner
+    return _with_own_keys(
+        cluster, spec, lambda: (dial(cluster, spec, within, meanwhile), {}), progress, partly=False
+    )[0]
 
 
 @timings.span("connections")
 def connect_reachable(
     cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback = ignore_progress
 ) -> tuple[Runner, dict[int, Exception]]:
-    """Connect to the nodes that answer, as `connect` does; return also why others do not. Raises if none
-    answers."""
+    """Connect as `connect` to the nodes that answer, and return why others do not. Raises if none does."""
+    return _with_own_keys(
+        cluster, spec, lambda: _dial(cluster, spec, 0.0, lambda _: None, partly=True), progress, partly=True
+    )
+
+
+def _with_own_keys(
+    cluster: Cluster,
+    spec: ClusterSpec,
+    dialled: Callable[[], tuple[Runner, dict[int, Exception]]],
+    progress: ProgressCallback,
+    *,
+    partly: bool,
+) -> tuple[Runner, dict[int, Exception]]:
+    """Connect, and give each node a host key of its own."""
     folder, instances = _key_owners(cluster)
     with host_keys.exclusive(folder, instances, progress):
-        found, lost = targets(cluster, spec)
-        if not found:
-            Outcome(errors=lost).all()
-        fleet = Fleet(found)
+        runner, lost = dialled()
         try:
-            unreachable = fleet.connect(partly=True)
+            whole = not cluster.missing
             failed = host_keys.replace_shared_key(
-                fleet, folder, instances, whole=not cluster.missing, partly=True, progress=progress
+                runner, folder, instances, whole=whole, partly=partly, progress=progress
             )
-            fleet.leave_out(failed)
-            if not fleet.targets:
+            runner.leave_out(failed)
+            if failed and not tuple(runner.nodes):
                 Outcome(errors=failed).all()
         except BaseException:
-            fleet.close()
+            runner.close()
             raise
     ssh_hosts.update(cluster, targets(cluster, spec)[0], progress)
-    return fleet, {**lost, **unreachable, **failed}
+    return runner, {**lost, **failed}
 
 
 def complete_host_keys(cluster: Cluster, spec: ClusterSpec, *, progress: ProgressCallback) -> None:
-    """Complete an interrupted replacement of host keys, for a caller that connects by itself (`cloudddp
-    ssh`)."""
+    """Complete an interrupted replacement of host keys, for `cloudddp ssh`, which connects by itself."""
     if host_keys.incomplete(*_key_owners(cluster)):
         connect_reachable(cluster, spec, progress=progress)[0].close()
 
@@ -303,49 +306,17 @@ def _key_owners(cluster: Cluster) -> tuple[ClusterFolder, dict[int, str]]:
 def probe(
     runner: Runner,
     cluster: Cluster,
+    request: ProbeRequest,
     *,
-    manifest: str = "",
-    python: str = "",
-    wait_boot: float = 0.0,
-    gpus: int = 0,
-    new: bool = False,
-    efa: int = 0,
-    only_files: bool = False,
-    then: Sequence[str] = (),
     on_stage: Callable[[int, BootStage], None] | None = None,
 ) -> dict[int, ProbeReply]:
-    """Return the agent's probe reply for each node. Raises NodeError if no interface has the node's address.
-
-    The boot may take `wait_boot` seconds; after it, a node has Timing.gpus seconds to show all `gpus` GPUs. 0
-    does not wait for any. `new` nodes look at the timer of their deadline, import torch and use each GPU, for
-    up to Timing.torch seconds. EFA devices are counted where `efa`, the number expected, is not 0.
-    `only_files`: no GPUs are counted. `then`: steps that are likely to follow. `on_stage` is called as nodes
-    get further.
-    """
-    gpu_seconds = timing.current().gpus if gpus else 0.0
-    torch_seconds = timing.current().torch if new else 0.0
-
-    def request(rank: int) -> ProbeRequest:
-        return ProbeRequest(
-            project=PROJECT,
-            private_ip=cluster.nodes[rank].private_ip,
-            python=python,
-            manifest_digest=manifest,
-            boot_seconds=wait_boot,
-            gpus=gpus,
-            gpu_seconds=gpu_seconds,
-            torch_seconds=torch_seconds,
-            efa=efa,
-            deadline=new,
-            only_files=only_files,
-        )
-
+    """Return each node's reply to `request`, which lacks the node's address. Raises NodeError if no interface
+    has it. `on_stage` is called as nodes get further."""
     replies = client.call_all(
         runner,
-        {node: request(node) for node in runner.nodes},
+        {node: replace(request, private_ip=cluster.nodes[node].private_ip) for node in runner.nodes},
         # GPUs have gpu_seconds to be listed, and again to be usable.
-        timeout=_PROBE_SECONDS + wait_boot + 2 * gpu_seconds + torch_seconds,
-        then=then,
+        timeout=_PROBE_SECONDS + request.boot_seconds + 2 * request.gpu_seconds + request.torch_seconds,
         on_stderr=None if on_stage is None else _stages(on_stage),
     )
     for rank, reply in replies.items():
@@ -358,8 +329,7 @@ def probe(
 
 
 def _stages(on_stage: Callable[[int, BootStage], None]) -> Callable[[int, bytes], None]:
-    """Return what takes what the agents write to stderr meanwhile. A stage that arrives in two parts is
-    missed: it is only shown."""
+    """Return what takes the agents' stderr. A stage that arrives in two parts is not shown."""
 
     def receive(node: int, data: bytes) -> None:
         for stage in BootStage:

@@ -18,16 +18,18 @@ from cloudddp import signals
 from cloudddp.aws import inventory, reservations
 from cloudddp.aws.answers import THROTTLED
 from cloudddp.aws.client import AWS
+from cloudddp.aws.inventory import Resource
 from cloudddp.cluster import created_ids, name_lock, node_addresses
-from cloudddp.cluster.created_ids import CreatedIds, Known
-from cloudddp.cluster.launch_errors import Attempt, Next, NotLaunched, attempt, next_step
+from cloudddp.cluster.created_ids import CreatedIds
+from cloudddp.cluster.launch_errors import LaunchAttempt, Next, NotLaunched, next_step
 from cloudddp.cluster.name_lock import NameTaken
 from cloudddp.cluster.plan import Launch
 from cloudddp.cluster.preconditions import check_state
 from cloudddp.cluster.requests import PLACEMENT_STEP, Ref, Request
 from cloudddp.cluster.teardown import down, leftovers
 from cloudddp.config import timing
-from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, ignore_progress
+from cloudddp.errors import AWSError, ProgressCallback, ignore_progress
+from cloudddp.formats import plural
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import TAG_NODE_RANK
 
@@ -68,17 +70,7 @@ class CreatedResources:
     holds_name: bool = False
     launched: float | None = None
     zone: str = ""
-    created: CreatedIds = field(default_factory=CreatedIds)
-
-    @property
-    def known(self) -> Known:
-        """What exists, or may exist."""
-        return self.created.known
-
-    @property
-    def requested_nodes(self) -> bool:
-        """Whether there may be an instance."""
-        return bool(self.created.instances) or self.created.may_have("nodes")
+    ids: CreatedIds = field(default_factory=CreatedIds)
 
     def create(self) -> None:
         """Send the requests, and launch the nodes in the first zone that has capacity.
@@ -108,7 +100,7 @@ class CreatedResources:
 
         Raises NotLaunched if the region has no more: another one may.
         """
-        self.progress(f"allocating {len(requests)} Elastic IP{'s' * (len(requests) != 1)}")
+        self.progress(f"allocating {plural(len(requests), 'Elastic IP')}")
         for request in requests:
             self._record(request)
         with signals.deferred(self._on_signal):
@@ -118,15 +110,14 @@ class CreatedResources:
                 explained = node_addresses.explained(error)
                 if next_step(error.code) is not Next.REGION:
                     raise explained from None
-                raise NotLaunched([attempt(self.aws.region, "", explained)], explained) from None
+                raise NotLaunched(LaunchAttempt(self.aws.region, "", explained)) from None
 
     def _record(self, request: Request) -> None:
         token = request.params.get("ClientToken")
         self.folder.journal(request.step, method=request.method, client_token=token)
 
     def _launch(self, answers: Mapping[str, Any]) -> None:
-        attempts: list[Attempt] = []
-        first: AWSError | None = None
+        attempts: list[LaunchAttempt] = []
         for launch in self.launches:
             self.folder.check_present()  # before nodes are billed that nothing could log in to
             self._record(launch.request)
@@ -138,14 +129,13 @@ class CreatedResources:
                 step = next_step(error.code)
                 if step is Next.STOP:
                     raise
-                first = first or error
-                attempts.append(attempt(self.aws.region, launch.zone, error))
+                attempts.append(LaunchAttempt(self.aws.region, launch.zone, error))
                 if step is Next.REGION:
                     break
             else:
                 self.zone = launch.zone
                 return
-        raise NotLaunched(attempts, first or CloudDDPError("there is no zone to try"))
+        raise NotLaunched(*attempts)
 
     def _on_signal(self) -> None:
         what = "everything" if self.requests else "the new node"
@@ -167,9 +157,9 @@ class CreatedResources:
                     if error.code != name_lock.DUPLICATE:
                         raise
             holder = name_lock.holder(self.aws, self.name)
-            if holder is not None and holder.cluster_id == self.folder.id:
+            if holder is not None and holder.tags.cluster_id == self.folder.id:
                 self.holds_name = True  # botocore has repeated a call whose answer was lost
-                self.created.resources.append(holder.key)
+                self.ids.resources.append(holder)
                 return
             if holder is not None:
                 self._remove_abandoned(holder)
@@ -182,12 +172,13 @@ class CreatedResources:
                 )
             time.sleep(_RETRY_SECONDS)
 
-    def _remove_abandoned(self, holder: name_lock.Holder) -> None:
+    def _remove_abandoned(self, holder: Resource) -> None:
         if not name_lock.abandoned(self.aws, holder):
             raise name_lock.taken(self.aws, self.name, holder)
-        self.progress(f"removing the remains of cluster {holder.cluster_id}, which had this name")
-        kept = created_ids.from_journal(ClusterFolder(holder.cluster_id))
-        report = down(self.aws, inventory.with_id(holder.cluster_id), known=kept, progress=ignore_progress)
+        cluster_id = holder.tags.cluster_id
+        self.progress(f"removing the remains of cluster {cluster_id}, which had this name")
+        kept = created_ids.from_journal(ClusterFolder(cluster_id))
+        report = down(self.aws, inventory.with_id(cluster_id), known=kept, progress=ignore_progress)
         if report.left or report.reasons:
             raise leftovers(report)
 
@@ -219,21 +210,20 @@ class CreatedResources:
         with signals.deferred(self._on_signal):
             resolved = _resolved(request.params, answers)
             if self.requests:
-                _record_launch(self.folder, resolved)
+                # For a node that has to be replaced. The user data contain the private key with which nodes
+                # boot.
+                kept = {key: value for key, value in resolved.items() if key not in _NOT_RECORDED}
+                self.folder.write(self.folder.launch, f"{json.dumps(kept, indent=1)}\n")
             answer = self._call(replace(request, params=resolved))
             self.launched = time.monotonic()
-            self.folder.journal_created(self.created.instances)
-            self._tag_ranks(answer["Instances"])
-
-    def _tag_ranks(self, instances: list[dict[str, Any]]) -> None:
-        """Tag each node with its rank if EC2 has not numbered them, which it documents for other ways to
-        launch."""
-        numbers = sorted(int(item.get("AmiLaunchIndex") or 0) for item in instances)
-        if numbers == list(range(len(instances))):
-            return
-        for rank, item in enumerate(instances):
-            tags = [{"Key": TAG_NODE_RANK, "Value": str(rank)}]
-            self._call(Request("rank", "create_tags", {"Resources": [item["InstanceId"]], "Tags": tags}))
+            self.folder.journal_created(self.ids.instances)
+            numbers = sorted(int(item.get("AmiLaunchIndex") or 0) for item in answer["Instances"])
+            if numbers == list(range(len(numbers))):
+                return
+            # EC2 has not numbered the nodes, which it documents for other ways to launch.
+            for rank, item in enumerate(answer["Instances"]):
+                tags = [{"Key": TAG_NODE_RANK, "Value": str(rank)}]
+                self._call(Request("rank", "create_tags", {"Resources": [item["InstanceId"]], "Tags": tags}))
 
     def _call(self, request: Request) -> Any:
         """Make a call; repeat it while AWS does not find what it has just created (eventual consistency).
@@ -252,28 +242,26 @@ class CreatedResources:
                 if error.code == "InvalidPlacementGroup.Duplicate":
                     self._keep(request, {})
                     return {}
-                if error.code == "InvalidGroup.Duplicate" and (group := self._own_group(request)):
-                    self._keep(request, group)
-                    return group
+                if error.code == "InvalidGroup.Duplicate":
+                    named = [{"Name": "group-name", "Values": [request.params["GroupName"]]}]
+                    if own := inventory.security_groups(self.aws, named):
+                        self._keep(request, own[0])
+                        return own[0]
                 if error.code not in _NOT_FOUND_YET or time.monotonic() > deadline:
                     raise
                 if name_lock.lost(self.aws, self.name, self.folder.id):
                     raise
             time.sleep(_RETRY_SECONDS)
 
-    def _own_group(self, request: Request) -> dict[str, Any] | None:
-        named = [{"Name": "group-name", "Values": [request.params["GroupName"]]}]
-        return next(iter(inventory.security_groups(self.aws, named)), None)
-
     def _send(self, request: Request) -> Any:
         """Make a call once, and keep what it has created. Safe to call from several threads."""
-        with self.created.calling(request):
+        with self.ids.calling(request):
             answer = self.aws.call("ec2", request.method, **request.params)
         self._keep(request, answer)
         return answer
 
     def _keep(self, request: Request, answer: Mapping[str, Any]) -> None:
-        resource = self.created.answered(request, answer)
+        resource = self.ids.answered(request, answer)
         if resource is not None:
             self.folder.journal(
                 created_ids.CREATED,
@@ -282,13 +270,6 @@ class CreatedResources:
                 id=resource.id,
                 detail=resource.detail,
             )
-
-
-def _record_launch(folder: ClusterFolder, params: Mapping[str, Any]) -> None:
-    """Record the parameters of a launch, for a node that has to be replaced: not the user data, which contain
-    the private key with which nodes boot."""
-    kept = {key: value for key, value in params.items() if key not in _NOT_RECORDED}
-    folder.write(folder.launch, f"{json.dumps(kept, indent=1)}\n")
 
 
 def _resolved(value: Any, answers: Mapping[str, Any]) -> Any:

@@ -45,7 +45,7 @@ _AMBIGUOUS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownIds:
     """`listed_from`: when AWS lists all of the cluster by tag, as time.monotonic(). `uncertain`: there may be
     more until then, since AWS has not answered a call."""
 
@@ -59,30 +59,13 @@ class Known:
         """Whether nothing was created, and nothing can appear."""
         return not self.instances and not self.resources and not self.uncertain
 
-    def description(self) -> str:
-        """Return the ids, for a message; '' if none is known."""
-        nodes = [f"instance {one}" for one in self.instances]
-        return ", ".join(nodes + [f"{one.kind} {one.id}" for one in self.resources])
-
 
 def identity(resource: Resource) -> str:
     """Return what a resource is removed by: placement groups by name, all others by id."""
     return resource.detail if resource.kind == "placement group" else resource.id
 
 
-NOTHING: Known = Known()
-
-
-def created(request: Request, answer: Mapping[str, Any]) -> Resource | None:
-    """Return what a call has created, given AWS's answer; None for calls that create nothing, and for
-    instances."""
-    if request.method not in _CREATING:
-        return None
-    kind, key, name_key = _CREATING[request.method]
-    answer = answer.get("PlacementGroup", answer)
-    name = str(request.params.get(name_key) or answer.get("PublicIp") or "")
-    pairs = request.params.get("TagSpecifications") or [{}]
-    return Resource(kind, one_line(str(answer.get(key) or name)), decode(pairs[0].get("Tags", [])), name)
+NOTHING: KnownIds = KnownIds()
 
 
 class CreatedIds:
@@ -111,26 +94,31 @@ class CreatedIds:
             self._last_answer = time.monotonic()
 
     def answered(self, request: Request, answer: Mapping[str, Any]) -> Resource | None:
-        """Keep what a call has created, given AWS's answer; return it unless it is instances."""
+        """Keep what a call has created, given AWS's answer; return it, but not instances."""
         retries = int(answer.get("ResponseMetadata", {}).get("RetryAttempts") or 0)
         if not _may_have_repeated(request, retries):
             self._unanswered.discard(request.step)
         if request.method == RUN:
             self.instances = [item["InstanceId"] for item in answer["Instances"]]
-        resource = created(request, answer)
-        if resource is not None:
-            self.resources.append(resource)
-        return resource
+        if request.method not in _CREATING:
+            return None
+        kind, key, name_key = _CREATING[request.method]
+        answer = answer.get("PlacementGroup", answer)
+        name = str(request.params.get(name_key) or answer.get("PublicIp") or "")
+        pairs = request.params.get("TagSpecifications") or [{}]
+        own = decode(pairs[0].get("Tags", []))
+        self.resources.append(Resource(kind, one_line(str(answer.get(key) or name)), own, name))
+        return self.resources[-1]
 
     def may_have(self, step: str) -> bool:
         """Return whether a call of this step may have had an effect that AWS has not confirmed."""
         return step in self._unanswered
 
     @property
-    def known(self) -> Known:
+    def known(self) -> KnownIds:
         """What exists, or may exist."""
         listed_from = self._last_answer + timing.current().settle
-        return Known(
+        return KnownIds(
             tuple(self.instances), tuple(self.resources), listed_from, uncertain=bool(self._unanswered)
         )
 
@@ -148,18 +136,14 @@ def _had_no_effect(request: Request, error: CloudDDPError) -> bool:
 
 
 def _may_have_repeated(request: Request, retries: int) -> bool:
-    """Return whether a call may have had its effect twice: AllocateAddress has no idempotency token, and
-    botocore repeats a call whose answer was lost."""
+    """Return whether botocore may have repeated a lost call that has no idempotency token."""
     return retries > 0 and request.method == "allocate_address"
 
 
-def from_journal(folder: ClusterFolder) -> Known:
-    """Return what a command of this computer has created that AWS may not list by tag yet: nothing if it was
-    ready.
-
-    An `up` or a `resume` that was killed leaves the steps that it began since, and the answers that it
-    received. Raises OSError, CloudDDPError.
-    """
+def from_journal(folder: ClusterFolder) -> KnownIds:
+    """Return what a command of this computer has created that AWS may not list by tag yet: the steps that an
+    `up` or a `resume` that was killed has begun, and the answers that it received. Nothing once the cluster
+    was ready. Raises OSError, CloudDDPError."""
     events = folder.events()
     ready = [number for number, event in enumerate(events) if event.get("event") == READY]
     events = events[ready[-1] + 1 :] if ready else events
@@ -169,19 +153,19 @@ def from_journal(folder: ClusterFolder) -> Known:
     answered = {event.get("step") for event in fresh}
     if not creating:
         return NOTHING
-    return Known(
+    return KnownIds(
         resources=tuple(_resources(fresh, Tags(cluster_id=folder.id))),
         listed_from=time.monotonic() + settle - min(_age(event, now) for event in creating),
         uncertain=any(event.get("event") not in answered for event in creating),
     )
 
 
-def combined(parts: Iterable[Known]) -> Known:
+def combined(parts: Iterable[KnownIds]) -> KnownIds:
     """Return what is known of several clusters."""
     found = list(parts)
-    return Known(
-        tuple(one for part in found for one in part.instances),
-        tuple(one for part in found for one in part.resources),
+    return KnownIds(
+        tuple(instance for part in found for instance in part.instances),
+        tuple(resource for part in found for resource in part.resources),
         max((part.listed_from for part in found), default=0.0),
         any(part.uncertain for part in found),
     )

@@ -16,30 +16,28 @@ from datetime import UTC, date, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
 from cloudddp.aws import caller as callers
-from cloudddp.aws import denials, images, instance_types, quotas
+from cloudddp.aws import denials, quotas
 from cloudddp.aws.answers import action
 from cloudddp.aws.client import AWS
 from cloudddp.aws.images import Image, key_problem
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
-from cloudddp.cluster import offers, region_search
+from cloudddp.cluster import region_search
 from cloudddp.cluster.connect import check_route, is_direct, ssh_sources
-from cloudddp.cluster.offers import Offer
+from cloudddp.cluster.offers import offer_of
 from cloudddp.cluster.plan import Plan
 from cloudddp.cluster.preconditions import (
-    check_reservation_platform,
     dry_run_parameters,
-    find_reservation,
     hint_of_denial,
     is_about_default_group,
     key_hint,
     reservation_title,
 )
 from cloudddp.cluster.prices import Price
-from cloudddp.cluster.requests import Ref, Request, choose_interfaces, needs_elastic_ip
+from cloudddp.cluster.requests import Ref
 from cloudddp.cluster.user_data import new_identity
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import Access, ClusterSpec, Lifetime, Machine, Placement
 from cloudddp.errors import AWSError, CloudDDPError
 from cloudddp.files import state_home
 from cloudddp.text import one_line, reason_of
@@ -67,6 +65,13 @@ class Check:
     fix: str = ""
     region: str = ""
     candidate: str = ""  # type and market, where there are several
+    several_regions: bool = False
+
+    @property
+    def title(self) -> str:
+        """The name, after the region and the candidate where there are several."""
+        region = self.region if self.several_regions else ""
+        return ": ".join(filter(None, (region, self.candidate, self.name)))
 
 
 class ChecksFailed(CloudDDPError):
@@ -83,10 +88,10 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     Makes read-only calls, and creating ones as DryRun.
     """
     yield from _this_computer()
-    names = {aws.region: f"{aws.region}: " if len(clouds) > 1 else "" for aws in clouds}
+    several = len(clouds) > 1
     refused = region_search.not_enabled(region_search.ask(clouds), clouds[0])
     for region, problem in refused.items():
-        yield replace(_failed(f"{names[region]}region", problem), region=region)
+        yield replace(_failed("region", problem), region=region, several_regions=several)
     clouds = [aws for aws in clouds if aws.region not in refused]
     if not clouds:
         yield _not_checked("identity", "clock", "SSH", *_OF_REGION)
@@ -107,11 +112,10 @@ def examine(clouds: list[AWS], spec: ClusterSpec) -> Iterator[Check]:
     yield _outgoing_ssh() if is_direct(spec) else _route(spec)
     for aws in clouds:
         seen: list[Check] = []  # of this region: what does not depend on the type is shown once
-        for one in spec.candidates:
-            label = f"{one.label}: " if len(spec.candidates) > 1 else ""
-            for check in _once(_region(aws, one, ssh_from, owner), seen):
-                name = f"{names[aws.region]}{label}{check.name}"
-                yield replace(check, name=name, region=aws.region, candidate=label)
+        for candidate in spec.candidates:
+            label = candidate.label if len(spec.candidates) > 1 else ""
+            for check in _once(_region(aws, candidate, ssh_from, owner), seen):
+                yield replace(check, region=aws.region, candidate=label, several_regions=several)
 
 
 def _once(checks: Iterator[Check], seen: list[Check]) -> Iterator[Check]:
@@ -129,16 +133,19 @@ def _once(checks: Iterator[Check], seen: list[Check]) -> Iterator[Check]:
 
 def _this_computer() -> Iterator[Check]:
     ssh, lacks = shutil.which("ssh"), "there is no `ssh` in PATH, which the verb ssh needs"
-    yield (
-        Check("OpenSSH", "pass", ssh) if ssh else Check("OpenSSH", "warn", lacks, "install an OpenSSH client")
-    )
+    yield _graded("OpenSSH", "pass" if ssh else "warn", ssh or lacks, "install an OpenSSH client")
     folder = state_home()
     while not folder.exists():
         folder = folder.parent
     free = shutil.disk_usage(folder).free
     status: Status = "fail" if free < _DISK_FAIL else "warn" if free < _DISK_WARN else "pass"
     shown = f"{free / (1 << 30):.1f} GiB free at {folder}"
-    yield Check("disk", status, shown, "" if status == "pass" else "free some space, or set CLOUDDDP_HOME")
+    yield _graded("disk", status, shown, "free some space, or set CLOUDDDP_HOME")
+
+
+def _graded(name: str, status: Status, detail: str, fix: str) -> Check:
+    """Return a check that needs no fix if it passes."""
+    return Check(name, status, detail, "" if status == "pass" else fix)
 
 
 def _outgoing_ssh() -> Check:
@@ -161,18 +168,14 @@ def _outgoing_ssh() -> Check:
 # -- the account ---------------------------------------------------------------------------------------------
 
 
-def _credentials(aws: AWS, spec: ClusterSpec) -> Iterator[Check]:
+def _credentials(aws: AWS, spec: Lifetime) -> Iterator[Check]:
     """Check that the credentials last as long as the cluster: `down` needs them."""
     end = aws.credentials.ends()
     if end is None:
         return
-    detail = f"end at {end:%Y-%m-%d %H:%M} UTC"
-    if end < datetime.now(UTC) + timedelta(hours=spec.max_hours):
-        yield Check(
-            "credentials", "warn", f"{detail}, before the cluster's deadline", "log in again before then"
-        )
-    else:
-        yield Check("credentials", "pass", detail)
+    early = end < datetime.now(UTC) + timedelta(hours=spec.max_hours)
+    detail = f"end at {end:%Y-%m-%d %H:%M} UTC" + ", before the cluster's deadline" * early
+    yield _graded("credentials", "warn" if early else "pass", detail, "log in again before then")
 
 
 def _clock(answer: Mapping[str, Any]) -> Check:
@@ -184,29 +187,21 @@ def _clock(answer: Mapping[str, Any]) -> Check:
     except (ValueError, TypeError):
         return Check("clock", "warn", "AWS's answer has no time")
     status: Status = "fail" if skew > _SKEW_FAIL else "warn" if skew > _SKEW_WARN else "pass"
-    fix = (
-        ""
-        if status == "pass"
-        else "set the clock of this computer: deadlines depend on it, and AWS refuses late requests"
-    )
-    return Check("clock", status, f"{skew:.0f} s from AWS's", fix)
+    fix = "set the clock of this computer: deadlines depend on it, and AWS refuses late requests"
+    return _graded("clock", status, f"{skew:.0f} s from AWS's", fix)
 
 
-def _route(spec: ClusterSpec) -> Check:
-    """Check the route to nodes that SSH does not reach directly: the jump host, or the proxy command's
-    program."""
+def _route(spec: Access) -> Check:
+    """Check the route to nodes that SSH does not reach directly: jump host or proxy command."""
     try:
         check_route(spec)
     except CloudDDPError as error:
         return _failed("route to the nodes", error)
-    return Check(
-        "route to the nodes",
-        "pass",
-        spec.proxy_jump or spec.proxy_command or "private addresses, not checked",
-    )
+    shown = spec.proxy_jump or spec.proxy_command or "private addresses, not checked"
+    return Check("route to the nodes", "pass", shown)
 
 
-def _caller(aws: AWS, spec: ClusterSpec) -> tuple[tuple[str, ...], Check]:
+def _caller(aws: AWS, spec: Access) -> tuple[tuple[str, ...], Check]:
     try:
         blocks = ssh_sources(aws, spec)
     except CloudDDPError as error:
@@ -231,29 +226,17 @@ def _failed(name: str, error: CloudDDPError) -> Check:
 
 def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Iterator[Check]:
     asked = _Asked()
-    info = asked("instance type", lambda: _type_for(aws, spec), _type_detail)
+    offer = offer_of(aws, spec, ssh_from, owner, asked)
+    yield from asked.checks
+    info = asked.answers.get("instance type")
     if info is None:
-        yield from asked.checks
         yield _not_checked(*_OF_REGION[1:])
         return
-    image = asked("image", lambda: images.find(aws, spec, info), lambda found: f"{found.id} {found.name}")
-    if image is not None and image.warning:
-        asked.checks[-1] = Check("image", "warn", image.warning)
-    reservation = None
-    if spec.reservation:
-        reservation = asked("reservation", lambda: _reservation(aws, spec, image), reservation_title)
-    subnets = asked("network", lambda: offers.subnets(aws, spec, ssh_from, reservation), _network_detail)
-    price = asked("price", lambda: offers.price(aws, spec, reservation), _price_detail)
-    if price is not None and _age(price) > _PRICE_AGE:
-        asked.checks[-1] = Check("price", "warn", _price_detail(price), "give the current one: --price USD")
-    if reservation is None:  # whose instances are counted already
-        asked.checks.append(_quota(aws, spec, info))
+    if "reservation" not in asked.answers:  # whose instances are counted already
+        yield _quota(aws, spec, info)
     if spec.kms_key:
-        asked.checks.append(_key(aws, spec.kms_key))
-    yield from asked.checks
-    if image and subnets and price:
-        offer = offers.offer_of(aws, spec, info, image, subnets, price, ssh_from, owner, reservation)
-        yield from _addresses(offer, spec)
+        yield _key(aws, spec.kms_key)
+    if offer is not None:
         yield from _permissions(aws, spec, offer.plan(spec, new_identity()[0]))
     else:
         yield _not_checked("permissions")
@@ -264,69 +247,53 @@ def _region(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) 
     )
 
 
-def _type_for(aws: AWS, spec: ClusterSpec) -> TypeInfo:
-    info = instance_types.describe(aws, spec)
-    choose_interfaces(spec, info)  # raises if EFA is required and the type has none
-    return info
-
-
-def _reservation(aws: AWS, spec: ClusterSpec, image: Image | None) -> Reservation:
-    found = find_reservation(aws, spec)
-    if image is not None:
-        check_reservation_platform(found, image.platform)
-    if found is None:
-        raise CloudDDPError(f"there is no reservation {spec.reservation} in {aws.region}")
-    return found
-
-
-def _addresses(offer: Offer, spec: ClusterSpec) -> Iterator[Check]:
-    """Check the Elastic IPs, if the nodes need any."""
-    if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
-        try:
-            offers.check_addresses(offer, spec)
-            yield Check("Elastic IPs", "pass", f"{spec.nodes} more may be allocated")
-        except CloudDDPError as error:
-            yield _failed("Elastic IPs", error)
-
-
 class _Asked:
-    """Calls a function of `up`, and keeps a check of its result."""
+    """Makes the steps of an offer, and keeps the answers and a check of each."""
 
     def __init__(self) -> None:
         self.checks: list[Check] = []
+        self.answers: dict[str, Any] = {}
 
-    def __call__(self, name: str, ask: Callable[[], T], detail: Callable[[T], str]) -> T | None:
+    def __call__(self, name: str, step: Callable[[], T], /) -> T | None:
         try:
-            found = ask()
+            found = step()
         except CloudDDPError as error:
             self.checks.append(_failed(name, error))
             return None
-        self.checks.append(Check(name, "pass", detail(found)))
+        self.answers[name] = found
+        self.checks.append(_of_answer(name, found))
         return found
 
 
-def _network_detail(subnets: tuple[Subnet, ...]) -> str:
-    listed = ", ".join(f"{one.zone} {one.id} ({one.free} free addresses)" for one in subnets)
-    return f"{subnets[0].vpc_id}: {listed}"
+def _of_answer(name: str, found: Any) -> Check:
+    """Return the check of what a step of an offer has answered."""
+    status: Status = "pass"
+    detail = fix = ""
+    match found:
+        case TypeInfo():
+            gpus = f"{found.gpus} x {found.gpu_name}" if found.gpus else found.accelerator or "no GPU"
+            detail = f"{found.name}: {gpus}, {found.vcpus} vCPUs"
+        case Image():
+            status = "warn" if found.warning else "pass"
+            detail = found.warning or f"{found.id} {found.name}"
+        case Reservation():
+            detail = reservation_title(found)
+        case Price():
+            day = date.fromisoformat(found.published) if found.published else None
+            age = (datetime.now(UTC).date() - day).days if day else 0
+            old = f" ({age} days old)" if age else ""
+            detail = f"${found.hour:.2f} an hour for the cluster, {found.source}{old}"
+            status = "warn" if age > _PRICE_AGE else "pass"
+            fix = "give the current one: --price USD"
+        case (Subnet() as first, *_):
+            zones = (f"{one.zone} {one.id} ({one.free} free addresses)" for one in found)
+            detail = f"{first.vpc_id}: {', '.join(zones)}"
+        case int():
+            detail = f"{found} more may be allocated"
+    return _graded(name, status, detail, fix)
 
 
-def _price_detail(price: Price) -> str:
-    age = f" ({_age(price)} days old)" if _age(price) else ""
-    return f"${price.hour:.2f} an hour for the cluster, {price.source}{age}"
-
-
-def _age(price: Price) -> int:
-    """Return how many days ago the list was made that the price is from; 0 for a price without a date."""
-    found = re.search(r"\d{4}-\d\d-\d\d", price.source)
-    return (datetime.now(UTC).date() - date.fromisoformat(found[0])).days if found else 0
-
-
-def _type_detail(info: TypeInfo) -> str:
-    gpus = f"{info.gpus} x {info.gpu_name}" if info.gpus else info.accelerator or "no GPU"
-    return f"{info.name}: {gpus}, {info.vcpus} vCPUs"
-
-
-def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
+def _quota(aws: AWS, spec: Placement, info: TypeInfo) -> Check:
     spot = bool(spec.spot)
     quota = quotas.quota_of(spec.instance_type, spot=spot)
     if quota is None:
@@ -335,35 +302,34 @@ def _quota(aws: AWS, spec: ClusterSpec, info: TypeInfo) -> Check:
         found = quotas.usage(aws, quota, spec.nodes * info.vcpus)
     except AWSError as error:
         return Check("quota", "warn", f"{quota.name} cannot be read: {error.message}", error.hint)
+    status: Status = "pass" if found.suffices else "fail"
+    detail = found.detail
     if caveat := quotas.caveat(spec.instance_type, spot=spot):  # not a failure: another one may count
-        fix = "" if found.suffices else found.increase(aws.region)
-        return Check("quota", "warn", f"{found.detail}; {caveat}", fix)
-    if found.suffices:
-        return Check("quota", "pass", found.detail)
-    return Check("quota", "fail", found.detail, found.increase(aws.region))
+        status, detail = "warn", f"{detail}; {caveat}"
+    return Check("quota", status, detail, "" if found.suffices else found.increase(aws.region))
 
 
 def _key(aws: AWS, key: str) -> Check:
     """Check that a KMS key can be used for volumes; its policy is checked only by a launch."""
     shown = one_line(key, 300)
+    fix = key_hint(f"KMS key {shown}")
     try:
         problem = key_problem(aws, key)
     except AWSError as error:
         if error.code in denials.CODES:  # `up` does not need the call
             return Check("KMS key", "note", f"{shown} is not checked: {error.message}")
-        return Check("KMS key", "fail", error.message, error.hint or key_hint(f"KMS key {shown}"))
-    if problem:
-        return Check("KMS key", "fail", f"{shown}: {problem}", key_hint(f"KMS key {shown}"))
-    return Check("KMS key", "pass", f"{shown} is enabled; whether EC2 may use it, only a launch shows")
+        return Check("KMS key", "fail", error.message, error.hint or fix)
+    detail = problem or "it is enabled; whether EC2 may use it, only a launch shows"
+    return _graded("KMS key", "fail" if problem else "pass", f"{shown}: {detail}", fix)
 
 
-def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
-    """Check the calls of `up` that need no object of an earlier one, as DryRun: EC2 checks permissions
-    only."""
+def _permissions(aws: AWS, spec: Machine, plan: Plan) -> Iterator[Check]:
+    """Check as DryRun, for permissions only, the calls of `up` that need no object of an earlier one."""
     for request in (*plan.requests, plan.launches[0].request):
-        params = _without_refs(request)
-        if params is None:
-            continue
+        launch = request.method == "run_instances"
+        params = dry_run_parameters(request.params) if launch else request.params
+        if any(isinstance(value, Ref) for value in params.values()):
+            continue  # nothing useful is left
         name = action("ec2", request.method)
         try:
             aws.dry_run("ec2", request.method, **params)
@@ -377,10 +343,3 @@ def _permissions(aws: AWS, spec: ClusterSpec, plan: Plan) -> Iterator[Check]:
                 )
             else:
                 yield Check(name, "fail", error.message, hint_of_denial(spec, error))
-
-
-def _without_refs(request: Request) -> dict[str, Any] | None:
-    """Return the parameters of a request without what does not exist yet; None if nothing useful is left."""
-    is_launch = request.method == "run_instances"
-    params = dry_run_parameters(request.params) if is_launch else dict(request.params)
-    return None if any(isinstance(value, Ref) for value in params.values()) else params

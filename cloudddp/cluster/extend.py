@@ -17,7 +17,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, UsageError, q
-from cloudddp.formats import dollars, moment
+from cloudddp.formats import dollars, format_time
 from cloudddp.local_state import MOVED, MOVING, ClusterFolder
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.tags import TAG_EXPIRES, iso, parse_time
@@ -58,14 +58,14 @@ def new_deadline(
     found = (until or limits.current + timedelta(hours=hours or 0.0)).replace(microsecond=0)
     if found < limits.now + timedelta(seconds=timing.current().minute):
         raise UsageError(
-            f"the new deadline, {moment(found)}, is in the past or less than a minute ahead (cost so far: "
-            f"{dollars(limits.so_far)})",
+            f"the new deadline, {format_time(found)}, is in the past or less than a minute ahead (cost so "
+            f"far: {dollars(limits.so_far)})",
             hint="`cloudddp down` ends the cluster now",
         )
     if found > limits.last:
         raise UsageError(
-            f"{moment(found)} is too late: the cluster has to end {LONGEST.total_seconds() / 3600:.0f} hours "
-            "after it was created, and before its capacity block does",
+            f"{format_time(found)} is too late: the cluster has to end {LONGEST.total_seconds() / 3600:.0f} "
+            "hours after it was created, and before its capacity block does",
             hint=f"at the latest: `cloudddp extend --until {q(iso(limits.last))}`",
         )
     most, cost = limits.max_cost, limits.cost(found)
@@ -73,15 +73,14 @@ def new_deadline(
         return found
     if cost is None or cost > ROUNDING * most:
         raise UsageError(
-            f"the cost until {moment(found)} would be {dollars(cost)}, and cluster.max_cost is {most:g}",
+            f"the cost until {format_time(found)} would be {dollars(cost)}, and cluster.max_cost is {most:g}",
             hint="raise it in the configuration, or give --max-cost USD here instead",
         )
     return found
 
 
 def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | None]:
-    """Return when the timers of the nodes end them, after they were moved to `new`; None where one is not
-    armed. No error of a node stops the others."""
+    """Return when each node's timer ends it, after it was moved to `new`; None where it is not armed."""
     words: tuple[str, ...] = ()
     if new is not None:
         words = f"{new.timestamp():.0f}", f"{max((new - datetime.now(UTC)).total_seconds(), 0.0):.0f}"
@@ -97,11 +96,11 @@ def timers(runner: Runner, new: datetime | None = None) -> Outcome[datetime | No
 def move(
     aws: AWS, cluster: Cluster, runner: Runner, new: datetime, before: Mapping[int, datetime | None]
 ) -> Outcome[datetime | None]:
-    """Move the deadline of the nodes that are connected; return what their timers say then. For one command
-    at a time.
+    """Move the deadline of the nodes that are connected; return what their timers say then. One command at a
+    time.
 
-    Raises CloudDDPError, with nothing changed, if timers are not as they were `before`, when the user was
-    asked; AWSError: nothing was changed if AWS refuses the tags before the nodes are asked.
+    Raises CloudDDPError if timers are not as they were `before`, when the user was asked, and AWSError if AWS
+    refuses the tags before the nodes are asked: nothing was changed.
     """
     current = timers(runner).values
     if changed := [node for node in before if current.get(node, before[node]) != before[node]]:
@@ -122,7 +121,7 @@ def move(
     return found
 
 
-def _tag(aws: AWS, cluster: Cluster, nodes: Iterable[int], moment: datetime) -> None:
+def _tag(aws: AWS, cluster: Cluster, nodes: Iterable[int], expires: datetime) -> None:
     if ids := [cluster.nodes[node].id for node in nodes]:
-        tags = [{"Key": TAG_EXPIRES, "Value": iso(moment)}]
+        tags = [{"Key": TAG_EXPIRES, "Value": iso(expires)}]
         aws.call("ec2", "create_tags", Resources=ids, Tags=tags)

@@ -4,13 +4,11 @@ recorded here.
 The nodes of a cluster boot with one shared host key from their user data, so that the first connection can be
 verified. But every process on a node can read the user data from the instance metadata, so with that key any
 rank could impersonate any node. So each node generates a key of its own and returns the public half over the
-connection that the shared key has verified. The key is recorded as pending before the node installs it, and
-as current once the node has presented it. From then on it is the only key accepted for that instance, and
-when every node has one the shared key is deleted. While a command replaces a lost node, which boots with a
-new shared key, only that command deletes it.
+connection that the shared key has verified. It is recorded as pending before the node installs it, and as
+current, the only key accepted for that instance, once the node has presented it. When every node has one, the
+shared key is deleted: while a command replaces a lost node, which boots with a new one, only by that command.
 
-If this is interrupted, the record says which keys a node may present, and the next command continues from
-there.
+If this is interrupted, the record says which keys a node may present, and the next command continues there.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -93,11 +91,6 @@ def read(folder: ClusterFolder) -> KnownKeys:
     return KnownKeys(shared, folder.created_instances(), nodes)
 
 
-def _write(folder: ClusterFolder, known: KnownKeys) -> None:
-    text = msgspec.json.format(msgspec.json.encode(known.nodes).decode(), indent=1)
-    folder.write(folder.host_keys, f"{text}\n")
-
-
 def incomplete(folder: ClusterFolder, instances: Mapping[int, str]) -> bool:
     """Return whether some nodes of a cluster do not have keys of their own yet."""
     known = read(folder)
@@ -130,63 +123,41 @@ def replace_shared_key(
     Raises the first error of a node; with `partly`, returns the errors, and the other nodes have their keys.
     """
     known = read(folder)
+    shared = known.shared
     todo = {node: instance for node, instance in instances.items() if known.needs_own_key(instance)}
     failed: dict[int, Exception] = {}
+
+    def each(step: Callable[[int], str]) -> dict[int, str]:
+        """Run a step on every node that has not failed; return the keys by node."""
+        nodes = [node for node in runner.nodes if node in todo and node not in failed]
+        outcome = runner.each(step, nodes=nodes, fatal=lambda _: not partly)
+        failed.update(outcome.errors)
+        return outcome.values
+
+    def record(found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
+        """Record the keys; then raise the first error, unless errors are to be returned."""
+        nonlocal known
+        new = {todo[node]: make(key) for node, key in found.items()}
+        known = replace(known, nodes={**known.nodes, **new})
+        text = msgspec.json.format(msgspec.json.encode(known.nodes).decode(), indent=1)
+        folder.write(folder.host_keys, f"{text}\n")
+        if failed and not partly:
+            Outcome(errors=failed).all()
+
     if todo:
         progress("generating a new host key on every node")
-        work = _Replacement(runner, folder, known, todo, partly=partly)
-        known, failed = work.run()
-    if known.shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
+        generated = each(lambda node: _generate(runner, node, known, todo[node]))
+        failed.update(_duplicates(generated, known))
+        unique = {node: key for node, key in generated.items() if node not in failed}
+        record(unique, lambda key: NodeKeys(pending=key))
+        record(each(lambda node: _install(runner, node, unique[node], shared)), NodeKeys)
+    if shared and whole and not any(known.needs_own_key(one) for one in instances.values()):
         # A node that another command launches meanwhile, which `instances` does not name, boots with a new
         # shared key.
         with folder.resuming() as free:
-            if free and read(folder).shared == known.shared:
-                delete_shared_key(folder)
+            if free and read(folder).shared == shared:
+                folder.host_key.unlink(missing_ok=True)
     return failed
-
-
-def delete_shared_key(folder: ClusterFolder) -> None:
-    """Accept the key in the user data nowhere from now on: every node has its own. For the holder of
-    folder.resuming()."""
-    folder.host_key.unlink(missing_ok=True)
-
-
-@dataclass
-class _Replacement:
-    """One pass over the nodes that need keys: generate, record as pending, install, record as current."""
-
-    runner: Runner
-    folder: ClusterFolder
-    known: KnownKeys
-    todo: Mapping[int, str]
-    partly: bool
-    failed: dict[int, Exception] = field(default_factory=dict)
-
-    def run(self) -> tuple[KnownKeys, dict[int, Exception]]:
-        """Return the recorded keys afterwards, and the errors of the nodes that failed."""
-        shared = self.known.shared
-        keys_by_node = self._each(lambda node: _generate(self.runner, node, self.known, self.todo[node]))
-        self.failed.update(_duplicates(keys_by_node, self.known))
-        unique = {node: key for node, key in keys_by_node.items() if node not in self.failed}
-        self._record(unique, lambda key: NodeKeys(pending=key))
-        installed = self._each(lambda node: _install(self.runner, node, unique[node], shared))
-        self._record(installed, lambda key: NodeKeys(current=key))
-        return self.known, self.failed
-
-    def _each(self, step: Callable[[int], str]) -> dict[int, str]:
-        """Run a step on every node that has not failed; return the keys by node."""
-        nodes = [node for node in self.runner.nodes if node in self.todo and node not in self.failed]
-        outcome = self.runner.each(step, nodes=nodes, fatal=lambda _: not self.partly)
-        self.failed.update(outcome.errors)
-        return outcome.values
-
-    def _record(self, found: Mapping[int, str], make: Callable[[str], NodeKeys]) -> None:
-        """Record the keys; then raise the first error, unless errors are to be returned."""
-        new = {self.todo[node]: make(key) for node, key in found.items()}
-        self.known = replace(self.known, nodes={**self.known.nodes, **new})
-        _write(self.folder, self.known)
-        if self.failed and not self.partly:
-            Outcome(errors=self.failed).all()
 
 
 def _duplicates(found: Mapping[int, str], known: KnownKeys) -> dict[int, Exception]:

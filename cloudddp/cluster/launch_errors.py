@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message
 
 
@@ -21,34 +21,30 @@ class Next(Enum):
     STOP = "stop"
 
 
-_ZONE = frozenset(
-    {
-        "InsufficientInstanceCapacity",
-        "InsufficientHostCapacity",
-        "InsufficientCapacity",
-        "UnfulfillableCapacity",
-        "SpotMaxPriceTooLow",
-        "ReservationCapacityExceeded",
-        "InsufficientFreeAddressesInSubnet",
-        "Unsupported",  # the zone does not offer the type
-        # Reasons why an accepted instance terminated instead of running (StateReason of DescribeInstances).
-        "Server.InsufficientInstanceCapacity",
-        "Server.SpotInstanceTermination",
-        "Server.InternalError",
-    }
-)
-_REGION = frozenset(
-    {
-        "VcpuLimitExceeded",
-        "InstanceLimitExceeded",
-        "MaxSpotInstanceCountExceeded",
-        "MaxSpotFleetRequestCountExceeded",
-        "InsufficientAddressCapacity",
-        "AddressLimitExceeded",
-        "VolumeLimitExceeded",
-        "OptInRequired",
-    }
-)
+_ZONE = {
+    "InsufficientInstanceCapacity",
+    "InsufficientHostCapacity",
+    "InsufficientCapacity",
+    "UnfulfillableCapacity",
+    "SpotMaxPriceTooLow",
+    "ReservationCapacityExceeded",
+    "InsufficientFreeAddressesInSubnet",
+    "Unsupported",  # the zone does not offer the type
+    # Reasons why an accepted instance terminated instead of running (StateReason of DescribeInstances).
+    "Server.InsufficientInstanceCapacity",
+    "Server.SpotInstanceTermination",
+    "Server.InternalError",
+}
+_REGION = {
+    "VcpuLimitExceeded",
+    "InstanceLimitExceeded",
+    "MaxSpotInstanceCountExceeded",
+    "MaxSpotFleetRequestCountExceeded",
+    "InsufficientAddressCapacity",
+    "AddressLimitExceeded",
+    "VolumeLimitExceeded",
+    "OptInRequired",
+}
 
 
 def next_step(code: str) -> Next:
@@ -59,105 +55,83 @@ def next_step(code: str) -> Next:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One zone or region where the nodes could not be launched, and why."""
+class LaunchAttempt:
+    """One zone or region where the nodes could not be launched, and why. `zone`: '' if the region was
+    excluded before a zone was tried. `what`: type and market, where there are several."""
 
     region: str
-    zone: str  # '' if the region was excluded before a zone was tried
-    code: str
-    reason: str
-    transient: bool = False  # AWS did not answer, or throttled a call
-    what: str = ""  # type and market, where there are several
+    zone: str
+    error: CloudDDPError
+    what: str = ""
+
+    @property
+    def code(self) -> str:
+        return self.error.code if isinstance(self.error, AWSError) else ""
+
+    @property
+    def transient(self) -> bool:
+        """Whether AWS did not answer, or throttled a call."""
+        return isinstance(self.error, AWSError) and self.error.transient and next_step(self.code) is Next.STOP
 
     @property
     def waiting_helps(self) -> bool:
         return self.transient or (next_step(self.code) is Next.ZONE and self.code != "Unsupported")
 
+    @property
+    def reason(self) -> str:
+        """AWS's message without the call and the code, and without its advice."""
+        text = self.error.message
+        if self.code and f"{self.code}: " in text:
+            text = text.partition(f"{self.code}: ")[2]
+        return text.partition(". ")[0].rstrip(".")
+
 
 class NotLaunched(CloudDDPError):
     """No zone of a plan has launched the nodes. Others may: `attempts` says where that was tried.
 
-    `remaining` are the zones of the plan that were not tried. `accepted`: AWS accepted a launch, which ended
-    before the nodes were ready and costs at most `usd`.
+    `accepted`: AWS accepted a launch, in the last zone that was tried, which ended before the nodes were
+    ready and costs at most `usd`.
     """
 
-    def __init__(
-        self,
-        attempts: Sequence[Attempt],
-        first: CloudDDPError,
-        remaining: Sequence[str] = (),
-        *,
-        accepted: bool = False,
-    ) -> None:
-        super().__init__(first.message, hint=first.hint)
-        self.attempts = tuple(attempts)
-        self.first = first
-        self.remaining = tuple(remaining)
+    def __init__(self, *attempts: LaunchAttempt, accepted: bool = False) -> None:
+        super().__init__(attempts[0].error.message, hint=attempts[0].error.hint)
+        self.attempts = attempts
         self.accepted = accepted
         self.usd = 0.0
 
 
-def attempt(region: str, zone: str, error: CloudDDPError, what: str = "") -> Attempt:
-    code = error.code if isinstance(error, AWSError) else ""
-    transient = isinstance(error, AWSError) and error.transient and next_step(code) is Next.STOP
-    return Attempt(region, zone, code, _sentence(error.message, code), transient, what)
-
-
-def _sentence(message: str, code: str) -> str:
-    """Return AWS's message without the call and the code, and without its advice."""
-    text = message.partition(f"{code}: ")[2] if code and f"{code}: " in message else message
-    return text.partition(". ")[0].rstrip(".")
-
-
-def most_accepted(code: str) -> int:
-    """Return how many launches that were accepted and ended for this reason are made, before waiting is given
-    up.
-
-    Each is billed, at least 60 s per node. A lack of capacity ends by itself; the other reasons may be
-    permanent, such as a disk that EC2 cannot attach.
-    """
-    return 20 if code == "Server.InsufficientInstanceCapacity" else 3
-
-
 def exhausted(
-    what: str, attempts: Sequence[Attempt], waited: str = "", billed: str = "", *, wider: Sequence[str]
+    spec: Placement, attempts: Sequence[LaunchAttempt], waited: str = "", billed: str = ""
 ) -> CloudDDPError:
-    """Return the error for a launch that failed in every zone, with a table of them. `what` is "2 x
-    p5.48xlarge".
-
-    `wider`: see `advice`.
-    """
+    """Return the error for a launch that failed in every zone, with a table of them."""
     after = f" within {waited}" if waited else ""
-    places = [f"{one.what} {one.zone or one.region}".lstrip() for one in attempts]
+    places = [f"{attempt.what} {attempt.zone or attempt.region}".lstrip() for attempt in attempts]
     wide = max(map(len, places))
-    codes = max(len(one.code) for one in attempts)
+    codes = max(len(attempt.code) for attempt in attempts)
     rows = "".join(
         f"\n  {place:{wide}}  {one.code:{codes}}  {one.reason}".rstrip()
         for place, one in zip(places, attempts, strict=True)
     )
     more = f"\n  {billed}" if billed else ""
     return CloudDDPError(
-        f"{what} could not be launched in any of these zones{after}:{rows}{more}",
-        hint=advice(attempts, wider),
+        f"{spec.title} could not be launched in any of these zones{after}:{rows}{more}",
+        hint=advice(spec, attempts),
     )
 
 
-def widening(spec: ClusterSpec) -> tuple[str, ...]:
-    """Return the options that allow more places: without --zones, all zones of a region are tried, and
-    without a placement group the nodes may be far apart."""
-    if spec.reservation:
-        return ()
-    grouped = ["--no-placement-group"] * (spec.placement_group and spec.nodes > 1)
-    return (*["--zones"] * bool(spec.zones), *["--subnets"] * bool(spec.subnets), "--regions", *grouped)
-
-
-def advice(attempts: Sequence[Attempt], wider: Sequence[str]) -> str:
-    """Return what to do when no attempt has succeeded. `wider` are options that can add places
-    (`widening`)."""
-    further = f"widen the search with {' or '.join(wider)}, " if wider else ""
-    if any(one.waiting_helps for one in attempts):
+def advice(spec: Placement, attempts: Sequence[LaunchAttempt]) -> str:
+    """Return what to do when no attempt has succeeded. Options that allow more places: without --zones, all
+    zones of a region are tried, and without a placement group the nodes may be far apart."""
+    wider = [
+        *["--zones"] * bool(spec.zones),
+        *["--subnets"] * bool(spec.subnets),
+        "--regions",
+        *["--no-placement-group"] * (spec.placement_group and spec.nodes > 1),
+    ]
+    further = "" if spec.reservation else f"widen the search with {' or '.join(wider)}, "
+    if any(attempt.waiting_helps for attempt in attempts):
         return f"keep trying with --wait-capacity 2h, {further}or choose another --instance-type"
-    if any(next_step(one.code) is Next.REGION for one in attempts):
+    if any(next_step(attempt.code) is Next.REGION for attempt in attempts):
         return Message(
             "ask for a higher quota in the Service Quotas console, or use fewer nodes; `cloudddp doctor` "
             "names the quota"

@@ -22,8 +22,8 @@ from cloudddp.aws.inventory import Instance, Resource
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import PUBLIC_IPV4_HOUR
 from cloudddp.errors import CloudDDPError
-from cloudddp.formats import moment
-from cloudddp.local_state import ClusterFolder
+from cloudddp.formats import format_time
+from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.tags import Tags
 
 
@@ -33,7 +33,7 @@ class Ownership:
     def __init__(self, aws: AWS, *, anyone: bool = False) -> None:
         self._aws = aws
         self._anyone = anyone
-        self._known: dict[str, tuple[local_state.ClusterRecord | None, frozenset[str]]] = {}
+        self._known: dict[str, tuple[ClusterRecord | None, frozenset[str]]] = {}
         self.problem = ""  # why the caller's identity could not be determined
 
     def mine(self, resource: Instance | Resource) -> bool:
@@ -56,21 +56,17 @@ class Ownership:
         return f"your AWS identity is unknown: {self.problem}"
 
     def created_here(self, resource: Instance | Resource) -> bool:
-        """Return whether this computer's journal has the resource's cluster, with this name and region.
-
-        Makes no call. A tag can be copied, so an instance must be one that `up` created, if the journal lists
-        them.
-        """
+        """Return whether this computer's journal has the resource's cluster, with this name and region. No
+        call. A tag can be copied, so an instance must be one that `up` created, if the journal lists them."""
         record, instances = self._journal(resource.tags.cluster_id)
         if record is None or (record.name, record.region) != (resource.tags.cluster, self._aws.region):
             return False
         return isinstance(resource, Resource) or not instances or resource.id in instances
 
-    def _journal(self, cluster_id: str) -> tuple[local_state.ClusterRecord | None, frozenset[str]]:
+    def _journal(self, cluster_id: str) -> tuple[ClusterRecord | None, frozenset[str]]:
         if cluster_id not in self._known:
-            folder = local_state.ClusterFolder(cluster_id) if cluster_id else None
-            record = folder.record() if folder else None
-            instances = frozenset[str]()
+            folder = ClusterFolder(cluster_id) if cluster_id else None
+            record, instances = folder.record() if folder else None, frozenset[str]()
             if folder and record:
                 with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
                     instances = folder.created_instances()
@@ -104,14 +100,12 @@ def find(aws: AWS, name: str | None = None) -> list[Cluster]:
     return sorted(clusters, key=lambda c: (c.name, not c.live, c.id))
 
 
-POWERED_OFF = "ended: its nodes powered off by themselves"
 _REMAINS = ("Elastic IP", "security group", "key pair")
 
 
 @dataclass(frozen=True, slots=True)
-class Remains:
-    """What is left of a cluster without nodes. `being_created`: an `up` on this computer has yet to start its
-    nodes."""
+class OrphanedResources:
+    """What is left of a cluster without nodes. `being_created`: an `up` here has yet to start them."""
 
     name: str
     id: str
@@ -122,21 +116,23 @@ class Remains:
     @property
     def hour(self) -> float:
         """USD per hour."""
-        return PUBLIC_IPV4_HOUR * sum(one.kind == "Elastic IP" for one in self.resources)
+        return PUBLIC_IPV4_HOUR * sum(resource.kind == "Elastic IP" for resource in self.resources)
 
     @property
     def tags(self) -> Tags:
         return self.resources[0].tags
 
 
-def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[Remains]:
+def remains(aws: AWS, live: Iterable[Cluster], name: str | None = None) -> list[OrphanedResources]:
     """Return what is left of clusters of that name (or all), other than the live ones. Three AWS calls."""
     groups: dict[tuple[str, str], list[Resource]] = {}
-    for one in inventory.resources(aws, inventory.named(name), _REMAINS):
-        groups.setdefault((one.tags.cluster, one.tags.cluster_id), []).append(one)
+    for resource in inventory.resources(aws, inventory.named(name), _REMAINS):
+        groups.setdefault((resource.tags.cluster, resource.tags.cluster_id), []).append(resource)
     with_nodes = {(cluster.name, cluster.id) for cluster in live}
     return [
-        Remains(cluster, id_, aws.region, tuple(members), bool(id_) and ClusterFolder(id_).is_being_created())
+        OrphanedResources(
+            cluster, id_, aws.region, tuple(members), bool(id_) and ClusterFolder(id_).is_being_created()
+        )
         for (cluster, id_), members in sorted(groups.items())
         if (cluster, id_) not in with_nodes
     ]
@@ -175,7 +171,7 @@ def ended_node(cluster: Cluster, rank: int, now: Mapping[str, Instance]) -> Ende
         return EndedNode("that its instance has ended")
     after = now.get(before.id)
     if after is None:
-        return EndedNode(f"that {before.id} does not exist any more")
+        return EndedNode(f"that {before.id} no longer exists")
     if after.state in ("stopping", "stopped"):
         why = f" ({after.reason})" if after.reason else ""
         return EndedNode(f"that {after.id} is {after.state}{why}", stopped=True)
@@ -202,7 +198,7 @@ def _ended_by(instance: Instance, cluster: Cluster) -> str:
     if instance.reason_code == inventory.OWN_SHUTDOWN:
         ended, expires = instance.ended or datetime.now(UTC), instance.tags.expires or cluster.expires
         if expires is not None and ended >= expires:
-            return f"the cluster's deadline, {moment(expires)}, has ended it ({reason})"
+            return f"the cluster's deadline, {format_time(expires)}, has ended it ({reason})"
         return f"it has powered off by itself ({reason})"
     if instance.reason_code == inventory.SPOT_SHUTDOWN:
         return f"AWS has interrupted this spot instance ({reason})"
@@ -228,35 +224,33 @@ def last_ended(known: Iterable[Cluster]) -> Cluster | None:
     return max(gone, key=lambda cluster: (cluster.created or earliest, cluster.id), default=None)
 
 
-def how_ended(cluster: Cluster) -> str:
-    """Return how a cluster has ended, as the end of a sentence; without the reason why its nodes powered
-    off."""
-    codes = {instance.reason_code for instance in cluster.gone}
-    if inventory.OWN_SHUTDOWN in codes:
-        return POWERED_OFF
-    when = f" on {cluster.ended:%Y-%m-%d at %H:%M} UTC" if cluster.ended else ""
-    if inventory.SPOT_SHUTDOWN in codes:
-        return f"was interrupted by AWS{when}"
-    return f"ended{when}"
-
-
 def get(aws: AWS, name: str, ownership: Ownership | None = None) -> Cluster:
-    """Return the caller's live cluster of that name. Raises NoCluster if there is none, CloudDDPError for
-    more than one."""
+    """Return the caller's live cluster of that name. Raises NoCluster; CloudDDPError for several."""
     ownership = ownership or Ownership(aws)
     known = find(aws, name)
     usable = [cluster for cluster in known if cluster.nodes]
     own = [cluster for cluster in usable if ownership.owns(cluster)]
     if not usable:
-        ended = _last_deadline(known)
+        now = datetime.now(UTC)
+        expired = max((one.expires for one in known if one.expires and one.expires <= now), default=None)
+        text = f"there is no cluster {name!r} in {aws.region}"
+        if expired is not None:
+            text += (
+                f"; the last cluster of that name reached its deadline at {expired:%Y-%m-%d %H:%M} UTC, and "
+                "results that were not pulled from it are lost"
+            )
         raise NoCluster(
-            "; ".join([f"there is no cluster {name!r} in {aws.region}", *ended]),
+            text,
             hint="create one: `cloudddp up`; `cloudddp ls` lists all",
             last=last_ended(known),
-            is_explained=bool(ended),
+            is_explained=expired is not None,
         )
     if not own:
-        raise not_owned(name, aws.region, usable, ownership)
+        listed = ", ".join(f"{c.id or 'without an id'} of {c.owner or 'an unknown owner'}" for c in usable)
+        raise CloudDDPError(
+            f"cluster {name!r} in {aws.region} is not yours: {listed}; {ownership.caller}",
+            hint="add --anyone to act on it anyway, or choose another name with -c",
+        )
     if len(own) > 1:
         raise ambiguous(name, aws.region, own)
     return own[0]
@@ -269,24 +263,3 @@ def ambiguous(name: str, region: str, found: Iterable[Cluster]) -> CloudDDPError
         f"there are {len(ids)} clusters named {name!r} in {region}: {', '.join(ids)}",
         hint="remove them all with `cloudddp down`, or wait for their deadlines",
     )
-
-
-def not_owned(name: str, region: str, found: Iterable[Cluster], ownership: Ownership) -> CloudDDPError:
-    """Return the error that names the owners of these clusters, and what to type."""
-    listed = ", ".join(f"{c.id or 'without an id'} of {c.owner or 'an unknown owner'}" for c in found)
-    return CloudDDPError(
-        f"cluster {name!r} in {region} is not yours: {listed}; {ownership.caller}",
-        hint="add --anyone to act on it anyway, or choose another name with -c",
-    )
-
-
-def _last_deadline(known: Iterable[Cluster]) -> list[str]:
-    """Return a sentence about the last cluster of a name if it reached its deadline and AWS still lists
-    it."""
-    expired = [one.expires for one in known if one.expires is not None and one.expires <= datetime.now(UTC)]
-    if not expired:
-        return []
-    return [
-        f"the last cluster of that name reached its deadline at {max(expired):%Y-%m-%d %H:%M} UTC, and "
-        "results that were not pulled from it are lost"
-    ]

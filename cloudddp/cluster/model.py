@@ -14,7 +14,6 @@ copies tags.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import prices
 from cloudddp.cluster.prices import Cost
 from cloudddp.errors import CloudDDPError, Message, NodeError, UsageError, q
-from cloudddp.formats import duration
+from cloudddp.formats import duration, plural
 from cloudddp.tags import most_common
 
 _UNKNOWN = datetime.max.replace(tzinfo=UTC)
@@ -36,15 +35,10 @@ class Foreign:
     instance: Instance
     reason: str
 
-    @property
-    def warning(self) -> str:
-        return (
-            f"instance {self.instance.id} has the tags of cluster {self.instance.tags.cluster!r} but is not "
-            f"one of its nodes: {self.reason}; `down` terminates it"
-        )
 
-
-def assign_ranks(members: Sequence[Instance]) -> tuple[dict[int, Instance], tuple[Foreign, ...]]:
+def assign_ranks(
+    members: Sequence[Instance], cluster_id: str
+) -> tuple[dict[int, Instance], tuple[Foreign, ...]]:
     """Return the live nodes of one cluster by node rank, in order, and the other live instances.
 
     `members` are all instances with the cluster's id that AWS lists, ended ones included. If two claim one
@@ -53,17 +47,24 @@ def assign_ranks(members: Sequence[Instance]) -> tuple[dict[int, Instance], tupl
     launch = _launch(members)
     own = [member for member in members if launch and member.reservation == launch] or members
     # The largest: a smaller one, written to one node by another user, would make other nodes foreign.
-    count = max((member.tags.nodes for member in own if member.tags.nodes is not None), default=None)
+    count = max((member.tags.nodes or 0 for member in own), default=0)
     nodes: dict[int, Instance] = {}
     foreign: list[Foreign] = []
-    for instance in sorted(
-        (member for member in members if member.live), key=lambda i: _precedence(i, launch)
-    ):
-        rank = _rank(instance, launch)
-        if rank is None:
+
+    def precedence(one: Instance) -> tuple[bool, bool, datetime, str]:
+        retagged = one.tags.node_rank not in (None, one.launch_index)
+        return one.reservation != launch, retagged, one.launched or _UNKNOWN, one.id
+
+    for instance in sorted((member for member in members if member.live), key=precedence):
+        rank = instance.tags.node_rank
+        if rank is None and instance.reservation == launch:
+            rank = instance.launch_index
+        if not cluster_id:
+            reason = "it has no cluster id"
+        elif rank is None:
             reason = "it was launched separately"
-        elif count is not None and rank >= count:
-            reason = f"its rank is {rank}, and the cluster has {count} node{'s' * (count != 1)}"
+        elif count and rank >= count:
+            reason = f"its rank is {rank}, and the cluster has {plural(count, 'node')}"
         elif rank in nodes:
             reason = f"node {rank} is {nodes[rank].id}"
         else:
@@ -73,35 +74,17 @@ def assign_ranks(members: Sequence[Instance]) -> tuple[dict[int, Instance], tupl
     return dict(sorted(nodes.items())), tuple(foreign)
 
 
-def _rank(instance: Instance, launch: str) -> int | None:
-    if instance.tags.node_rank is not None:
-        return instance.tags.node_rank
-    return instance.launch_index if instance.reservation == launch else None
-
-
-def _precedence(instance: Instance, launch: str) -> tuple[bool, bool, datetime, str]:
-    retagged = instance.tags.node_rank not in (None, instance.launch_index)
-    return instance.reservation != launch, retagged, instance.launched or _UNKNOWN, instance.id
-
-
 def _launch(members: Sequence[Instance]) -> str:
-    """Return the reservation that `up` launched, of all those whose instances have no rank tag; '' if there
-    is none.
+    """Return the reservation that `up` launched: the oldest one whose idempotency token begins with the
+    cluster's id, else the oldest one, of instances without a rank tag; '' if there is none."""
 
-    Its idempotency token begins with the cluster's id. Of those, or if there are none of all, the oldest
-    counts.
-    """
-    reservations: defaultdict[str, list[Instance]] = defaultdict(list)
-    for member in members:
-        if member.tags.node_rank is None:
-            reservations[member.reservation].append(member)
+    def preference(one: Instance) -> tuple[bool, datetime, str]:
+        ours = one.client_token.startswith(f"{one.tags.cluster_id}-")
+        return not ours, one.launched or _UNKNOWN, one.reservation
 
-    def preference(name: str) -> tuple[bool, datetime, str]:
-        launched = reservations[name]
-        ours = any(i.client_token.startswith(f"{i.tags.cluster_id}-") for i in launched)
-        return not ours, min(i.launched or _UNKNOWN for i in launched), name
-
-    return min(reservations, key=preference, default="")
+    unranked = (member for member in members if member.tags.node_rank is None)
+    first = min(unranked, key=preference, default=None)
+    return first.reservation if first else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +92,8 @@ class Cluster:
     """The live nodes of a cluster by node rank, in order; its other live instances; and those that have
     ended.
 
-    `id` is '' for instances whose tag holds no valid cluster id: they are listed, and `down` terminates them,
-    but they are nodes of no cluster.
+    `id` is '' for instances whose tag holds no valid cluster id: `down` terminates them, and they are no
+    nodes.
     """
 
     name: str
@@ -125,11 +108,7 @@ class Cluster:
     def of(cls, members: Sequence[Instance], *, name: str, cluster_id: str, region: str) -> Cluster:
         """Return the cluster of these instances, which share a name and a cluster id."""
         gone = tuple(member for member in members if not member.live)
-        if not cluster_id:
-            foreign = tuple(Foreign(m, "it has no cluster id") for m in members if m.live)
-            return cls(name, cluster_id, region, {}, foreign, gone)
-        nodes, foreign = assign_ranks(members)
-        return cls(name, cluster_id, region, nodes, foreign, gone)
+        return cls(name, cluster_id, region, *assign_ranks(members, cluster_id), gone)
 
     def only(self, ids: Collection[str]) -> Cluster:
         """Return the cluster as if it consisted of these instances."""
@@ -242,15 +221,19 @@ class Cluster:
                 f"{'is' if one else 'are'} still running and billed, perhaps because of a hung kernel; "
                 f"`down` terminates {'it' if one else 'them'}"
             )
-        return found + [one.warning for one in self.foreign if self.id]
+        return found + [
+            f"instance {one.instance.id} has the tags of cluster {self.name!r} but is not one of its nodes: "
+            f"{one.reason}; `down` terminates it"
+            for one in self.foreign
+            if self.id
+        ]
 
     def cost(self, now: datetime | None = None) -> Cost:
         """Return the cost until now, ended instances included."""
         return prices.cost_so_far(self._all, now or datetime.now(UTC))
 
     def require_running(self, rank: int) -> None:
-        """Raise NodeError if EC2 says that this node cannot answer now: it was stopped, or has only been
-        launched."""
+        """Raise NodeError if EC2 says that this node cannot answer now: stopped, or only just launched."""
         node = self.nodes[rank]
         launched = node.state == "pending" and not node.public_ip
         if node.state not in ("stopping", "stopped") and not launched:

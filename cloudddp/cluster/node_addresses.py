@@ -7,6 +7,7 @@ local state, and an address that was allocated twice, by a call that botocore ha
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +18,9 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.requests import Request, tag_specifications
 from cloudddp.config import timing
+from cloudddp.config.spec import Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message, ProgressCallback
+from cloudddp.formats import plural
 
 STEP = "address"
 _PARALLEL = 8  # calls at a time: 256 nodes take 32 rounds, and EC2's request rate is not exceeded
@@ -34,34 +37,33 @@ def requests(count: int, tags: list[dict[str, str]], zone: str, region: str) -> 
     return tuple(Request(f"{STEP}-{index}", "allocate_address", params) for index in range(count))
 
 
-def check_limit(aws: AWS, name: str, count: int, abandoned: Callable[[], str]) -> None:
-    """Raise CloudDDPError if the account may not have so many more Elastic IPs. Two AWS calls, if they
-    suffice.
+def check_limit(aws: AWS, spec: Placement, abandoned: Callable[[], str]) -> int:
+    """Return how many Elastic IPs the nodes need. Raises CloudDDPError if the account may not have so many
+    more.
 
     `abandoned` returns the id of a cluster of this name that `up` is going to remove, or '': its addresses do
-    not count.
+    not count. Two AWS calls, if they suffice.
     """
-    limit = elastic_ips.limit(aws)
-    if limit is None:
-        return
-    used = len(elastic_ips.listed(aws, []))
-    if used + count <= limit:
-        return
-    left = inventory.resources(aws, inventory.named(name), ["Elastic IP"])
+    count, limit = spec.nodes, elastic_ips.limit(aws)
+    used = len(elastic_ips.listed(aws, [])) if limit is not None else 0
+    if limit is None or used + count <= limit:
+        return count
+    left = inventory.resources(aws, inventory.named(spec.name), ["Elastic IP"])
     removed = abandoned() if left else ""
-    used -= sum(bool(removed) and one.tags.cluster_id == removed for one in left)
     kept = sum(one.tags.cluster_id != removed for one in left)
-    if used + count > limit:
-        hint: str = addresses_hint()
-        if kept:
-            hint = Message(
-                f"{kept} of them are left of cluster {name!r}: `cloudddp down` releases them; or {hint}"
-            )
-        raise CloudDDPError(
-            f"{count} nodes with several network cards need {count} Elastic IPs; the account may have "
-            f"{limit} in {aws.region} and has {used}",
-            hint=hint,
+    used -= len(left) - kept if removed else 0
+    if used + count <= limit:
+        return count
+    hint: str = addresses_hint()
+    if kept:
+        hint = Message(
+            f"{kept} of them are left of cluster {spec.name!r}: `cloudddp down` releases them; or {hint}"
         )
+    raise CloudDDPError(
+        f"{count} nodes with several network cards need {count} Elastic IPs; the account may have {limit} in "
+        f"{aws.region} and has {used}",
+        hint=hint,
+    )
 
 
 def addresses_hint() -> str:
@@ -71,15 +73,11 @@ def addresses_hint() -> str:
     )
 
 
-def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
-    """Give every node that has no public address one of the cluster's Elastic IPs. Safe to repeat.
-
-    Raises CloudDDPError if there are too few.
-    """
-    progress(f"associating {len(cluster.nodes)} Elastic IP{'s' * (len(cluster.nodes) != 1)}")
+def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> bool:
+    """Give every node that has no public address one of the cluster's Elastic IPs; return False if it has
+    none. Safe to repeat. Raises CloudDDPError if there are too few."""
     deadline = time.monotonic() + timing.current().settle
-    while True:
-        known = elastic_ips.listed(aws, inventory.with_id(cluster.id))
+    while known := elastic_ips.listed(aws, inventory.with_id(cluster.id)):
         served = {address.interface for address in known}
         waiting = [node for node in cluster.nodes.values() if node.interface not in served]
         free = [address for address in known if not address.interface]
@@ -90,24 +88,19 @@ def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> None:
                 f"{len(waiting)} nodes need an Elastic IP, and {len(free)} of the cluster are free"
             )
         time.sleep(_RETRY_SECONDS)
+    else:
+        return False
+    progress(f"associating {plural(len(waiting), 'Elastic IP')}")
     calls = [
-        lambda address=address, node=node: elastic_ips.associate(aws, address, node.interface)
+        functools.partial(elastic_ips.associate, aws, address, node.interface)
         for address, node in zip(free, waiting, strict=False)
     ]
-    in_parallel([*calls, *(lambda one=one: elastic_ips.release(aws, one) for one in free[len(waiting) :])])
-
-
-def missing(aws: AWS, cluster: Cluster) -> bool:
-    """Return whether nodes lack the Elastic IPs that were allocated for them: their `up` was killed. At most
-    one call."""
-    if all(node.public_ip for node in cluster.nodes.values()):
-        return False
-    return bool(elastic_ips.listed(aws, inventory.with_id(cluster.id)))
+    in_parallel(calls + [functools.partial(elastic_ips.release, aws, one) for one in free[len(waiting) :]])
+    return True
 
 
 def in_parallel(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Make every call, a few at a time; return their results in order. Raises the first error after all have
-    ended."""
+    """Make every call, a few at a time; return the results in order, or raise the first error at the end."""
     if not calls:
         return []
     with ThreadPoolExecutor(min(_PARALLEL, len(calls)), "aws") as pool:

@@ -17,14 +17,14 @@ from msgspec import Meta
 
 from cloudddp.cluster.model import Cluster
 from cloudddp.errors import CloudDDPError, Message
-from cloudddp.formats import duration, moment
+from cloudddp.formats import duration, format_time
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import parse_time
 
 _LATE = 60.0  # seconds after which a node that should have ended is reported: the timer looks each 15
 
 
-class Plan(msgspec.Struct, frozen=True):
+class PlannedEnd(msgspec.Struct, frozen=True):
     """The nodes end once they have been unused for so many minutes, because of a job."""
 
     job: Annotated[str, Meta(pattern="^[0-9A-Za-z-]{1,64}$")]
@@ -50,8 +50,7 @@ def ends_at(deadline: float | None, grace: float | None, used: float, now: float
 @dataclass(frozen=True, slots=True)
 class NodesEnd:
     """`grace`: seconds without a use after which the nodes end, None: they do not; `why`: what it is for.
-    `used`: when they were last used, in seconds since the epoch; None: they are in use, or it is not
-    known."""
+    `used`: when they were last used, since the epoch; None: they are in use, or it is not known."""
 
     deadline: datetime | None
     grace: float | None = None
@@ -72,21 +71,20 @@ class NodesEnd:
         now = datetime.now(UTC).timestamp()
         last = self.deadline.timestamp() if self.deadline else None
         at = ends_at(last, self.grace, now if self.used is None else self.used, now)
-        by_down = "`cloudddp down` ends them now"
+        when = format_time(datetime.fromtimestamp(at or 0.0, UTC))
         if at is None:
-            return Message(f"the nodes have no deadline: {by_down}")
-        when = moment(datetime.fromtimestamp(at, UTC))
-        if at == last or self.grace is None:
+            text = "have no deadline:"
+        elif at == last or self.grace is None:
             grace = f"{duration(self.grace)} without a use ({self.why})" if self.grace else ""
-            before = f", which comes before {grace}" if grace else ""
-            return Message(f"the nodes end at {when}, their deadline{before}: {by_down}")
-        if self.used is None:
-            until = f"at {moment(self.deadline)} (their deadline), or " if self.deadline else ""
-            return Message(f"the nodes end {until}{self.unused}: {by_down}")
-        if at < now - _LATE:
-            return Message(f"the nodes should have ended at {when} ({self.why}) and still run: {by_down}")
-        left = f"in {duration(at - now)}, at {when}"
-        return Message(f"the nodes end {left}, unless they are used until then: {self.why}; {by_down}")
+            text = f"end at {when}, their deadline{f', which comes before {grace}' if grace else ''}:"
+        elif self.used is None:
+            until = f"at {format_time(self.deadline)} (their deadline), or " if self.deadline else ""
+            text = f"end {until}{self.unused}:"
+        elif at < now - _LATE:
+            text = f"should have ended at {when} ({self.why}) and still run:"
+        else:
+            text = f"end in {duration(at - now)}, at {when}, unless they are used until then: {self.why};"
+        return Message(f"the nodes {text} `cloudddp down` ends them now")
 
 
 def of(cluster: Cluster) -> NodesEnd:
@@ -99,17 +97,17 @@ def of(cluster: Cluster) -> NodesEnd:
     return end
 
 
-def planned(cluster_id: str) -> Plan | None:
+def planned(cluster_id: str) -> PlannedEnd | None:
     """Return what this computer has written last on the nodes of a cluster, or None."""
     if not cluster_id:
         return None
     with contextlib.suppress(CloudDDPError, OSError, ValueError, RecursionError):  # msgspec's are ValueErrors
         folder = ClusterFolder(cluster_id)
-        return msgspec.json.decode(folder.read(folder.grace) or "", type=Plan)
+        return msgspec.json.decode(folder.read(folder.grace) or "", type=PlannedEnd)
     return None
 
 
-def note(cluster_id: str, plan: Plan | None) -> None:
+def note(cluster_id: str, plan: PlannedEnd | None) -> None:
     """Record what is written on the nodes, before it is; nothing for the cluster of a rehearsal."""
     folder = ClusterFolder(cluster_id)
     with contextlib.suppress(CloudDDPError, OSError):

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-
-import msgspec
+from typing import Protocol, TypeVar
 
 from cloudddp.aws import caller as callers
 from cloudddp.aws import images, instance_types, networks
@@ -19,14 +18,9 @@ from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster import name_lock, node_addresses, prices
 from cloudddp.cluster.connect import is_direct
-from cloudddp.cluster.launch_errors import Attempt, attempt, exhausted, widening
+from cloudddp.cluster.launch_errors import LaunchAttempt, exhausted
 from cloudddp.cluster.plan import Plan, plan
-from cloudddp.cluster.preconditions import (
-    check_reservation_platform,
-    find_reservation,
-    require_launch,
-    reservation_title,
-)
+from cloudddp.cluster.preconditions import find_reservation, require_launch, reservation_title
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import (
     LaunchContext,
@@ -36,7 +30,7 @@ from cloudddp.cluster.requests import (
 )
 from cloudddp.cluster.user_data import Identity, new_identity
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import ClusterSpec, Machine, Placement, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
 
 _ROUNDING = 0.001  # USD
@@ -65,13 +59,13 @@ class Offer:
 
     def only(self, zones: Sequence[str]) -> Offer:
         """Return the offer without any other zone."""
-        subnets = tuple(one for one in self.context.subnets if one.zone in zones)
+        subnets = tuple(subnet for subnet in self.context.subnets if subnet.zone in zones)
         return replace(self, context=replace(self.context, subnets=subnets))
 
 
 def resolve(
     clouds: Sequence[AWS], spec: ClusterSpec, ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]]
-) -> tuple[list[Offer], list[Attempt]]:
+) -> tuple[list[Offer], list[LaunchAttempt]]:
     """Return the offers in the order in which to try them, and why other candidates cannot run the cluster.
 
     Candidates are the types with their markets, in each region, in the order of the settings or by price. A
@@ -82,47 +76,42 @@ def resolve(
     owner = callers.owner(clouds[0])
     offers, excluded = [], []
     several = len(spec.candidates) > 1
-    places = [(one, aws) for one in spec.candidates for aws in clouds]
+    places = [(candidate, aws) for candidate in spec.candidates for aws in clouds]
     for one, aws in places:
         label = one.label if several else ""
         try:
             # A jump host is looked up among the instances of each region.
-            offer = _offer(aws, one, ssh_from or ssh_sources(aws, one), owner)
-            offers.append(replace(offer, label=label))
+            if (offer := offer_of(aws, one, ssh_from or ssh_sources(aws, one), owner)) is not None:
+                require_launch(aws, one, offer.plan(one, new_identity()[0]).launches[0].request)
+                offers.append(replace(offer, label=label))
         except CloudDDPError as error:
             if len(places) == 1:
                 raise
-            excluded.append(attempt(aws.region, "", error, label))
+            excluded.append(LaunchAttempt(aws.region, "", error, label))
     if not offers:
-        raise exhausted(spec.title, excluded, wider=widening(spec))
+        raise exhausted(spec, excluded)
     if "." not in spec.instance_type:  # a GPU: every type that has it
         offers.sort(key=lambda offer: offer.price.spot or (offer.price.node_hour,))
     return offers, excluded
 
 
+@dataclass(slots=True)
 class Offers:
     """The offers of all regions, resolved again once they are old: a wait for capacity may last for days."""
 
-    def __init__(
-        self,
-        clouds: Sequence[AWS],
-        spec: ClusterSpec,
-        ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]],
-    ) -> None:
-        self._clouds, self._spec, self._ssh_sources = clouds, spec, ssh_sources
-        self._confirmed: dict[tuple[str, str], float] = {}  # key -> USD per hour that the user was shown
-        self._found: tuple[list[Offer], list[Attempt]] = ([], [])
-        self._resolved = 0.0
+    clouds: Sequence[AWS]
+    spec: ClusterSpec
+    ssh_sources: Callable[[AWS, ClusterSpec], tuple[str, ...]]
+    _confirmed: dict[tuple[str, str], float] = field(default_factory=dict)  # USD an hour
+    _found: tuple[list[Offer], list[LaunchAttempt]] = ([], [])
+    _resolved: float = 0.0
 
-    def look(self) -> tuple[list[Offer], list[Attempt]]:
-        """Return the offers and the excluded regions, as `resolve` does.
-
-        Only those at the prices of the first call, which the user has confirmed. Raises CloudDDPError if all
-        are more expensive.
-        """
+    def look(self) -> tuple[list[Offer], list[LaunchAttempt]]:
+        """Return the offers, only at the prices of the first call, which the user has confirmed, and the
+        excluded regions, as `resolve` does. Raises CloudDDPError if all are more expensive."""
         first = not self._found[0]
-        if first or time.monotonic() - self._resolved > timing.current().look_again:
-            self._found = resolve(self._clouds, self._spec, self._ssh_sources)
+        if first or time.monotonic() - self._resolved > timing.current().refresh_interval:
+            self._found = resolve(self.clouds, self.spec, self.ssh_sources)
             self._resolved = time.monotonic()
             if first:
                 self._confirmed = {offer.key: offer.price.hour for offer in self._found[0]}
@@ -136,9 +125,7 @@ class Offers:
         if same:
             return same
         if not now:
-            raise CloudDDPError(
-                "no region that was confirmed can run the cluster any more; nothing is running"
-            )
+            raise CloudDDPError("no region that was confirmed can still run the cluster; nothing is running")
         region, hour = now[0].aws.region, now[0].price.hour
         raise CloudDDPError(
             f"the price in {region} has risen from ${self._confirmed[now[0].key]:.2f} to ${hour:.2f} an hour "
@@ -147,35 +134,40 @@ class Offers:
         )
 
 
-def _offer(aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str) -> Offer:
-    info = instance_types.describe(aws, spec)
-    reservation = find_reservation(aws, spec)
-    usual = price(aws, spec, reservation)
-    image = images.find(aws, spec, info)
-    check_reservation_platform(reservation, image.platform)
-    found = subnets(aws, spec, ssh_from, reservation)
-    offer = offer_of(aws, spec, info, image, found, usual, ssh_from, owner, reservation)
-    check_addresses(offer, spec)
-    require_launch(aws, spec, offer.plan(spec, new_identity()[0]).launches[0].request)
-    return offer
+T = TypeVar("T")
+
+
+class Ask(Protocol):
+    """Makes one step of an offer, or keeps its error and returns None: `doctor` asks all that it can."""
+
+    def __call__(self, name: str, step: Callable[[], T], /) -> T | None: ...
+
+
+def _raising(_name: str, step: Callable[[], T], /) -> T:
+    return step()
 
 
 def offer_of(
-    aws: AWS,
-    spec: ClusterSpec,
-    info: TypeInfo,
-    image: Image,
-    found: tuple[Subnet, ...],
-    usual: Price,
-    ssh_from: tuple[str, ...],
-    owner: str,
-    reservation: Reservation | None,
-) -> Offer:
-    """Return the offer that consists of these answers. One AWS call with `spot`, for the current price."""
+    aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], owner: str, ask: Ask = _raising
+) -> Offer | None:
+    """Return what a region offers, or None if `ask` has kept an error. A fixed number of AWS calls."""
+    info = ask("instance type", lambda: _type(aws, spec))
+    if info is None:
+        return None
+    reservation = ask("reservation", lambda: find_reservation(aws, spec)) if spec.reservation else None
+    usual = ask("price", lambda: price(aws, spec, reservation))
+    image = ask("image", lambda: _image(aws, spec, info, reservation))
+    found = ask("network", lambda: _subnets(aws, spec, ssh_from, reservation))
+    if not (usual and image and found):
+        return None
     spot: dict[str, float] = {}
     if spec.spot:
         with contextlib.suppress(CloudDDPError):  # they are shown, and decide nothing but the order
             spot = instance_types.spot_prices(aws, spec.instance_type)
+    now = [spot[one.zone] for one in found if one.zone in spot]
+    interfaces = choose_interfaces(spec, info)
+    if needs_elastic_ip(spec, interfaces):
+        ask("Elastic IPs", lambda: node_addresses.check_limit(aws, spec, lambda: _abandoned(aws, spec.name)))
     context = LaunchContext(
         aws.region,
         info,
@@ -184,37 +176,46 @@ def offer_of(
         ssh_from,
         owner,
         datetime.now(UTC),
-        interfaces=choose_interfaces(spec, info),
+        interfaces=interfaces,
         own_placement_group=wants_placement_group(spec, info, reservation),
         reservation=reservation,
     )
-    now = [spot[one.zone] for one in found if one.zone in spot]
-    current = (min(now), max(now)) if now else None
-    full = replace(usual, disk_gb=max(spec.disk_gb, image.disk_gb), spot=current)
-    return Offer(aws, spec, info, context, full)
+    disk_gb, current = max(spec.disk_gb, image.disk_gb), (min(now), max(now)) if now else None
+    return Offer(aws, spec, info, context, replace(usual, disk_gb=disk_gb, spot=current))
 
 
-def check_addresses(offer: Offer, spec: ClusterSpec) -> None:
-    """Raise CloudDDPError if the nodes need more Elastic IPs than the account may have. Two AWS calls, or
-    none."""
-    if needs_elastic_ip(offer.context.interfaces, public=connection_mode(spec) == "public"):
-        node_addresses.check_limit(offer.aws, spec.name, spec.nodes, lambda: _abandoned(offer.aws, spec.name))
+def _type(aws: AWS, spec: Placement) -> TypeInfo:
+    info = instance_types.describe(aws, spec)
+    choose_interfaces(spec, info)  # raises if EFA is required and the type has none
+    return info
+
+
+def _image(aws: AWS, spec: Machine, info: TypeInfo, reservation: Reservation | None) -> Image:
+    """Return the image. Raises UsageError if the reservation is for another platform, such as Windows."""
+    image = images.find(aws, spec, info)
+    if reservation is not None and reservation.platform != image.platform:
+        raise UsageError(
+            f"{reservation_title(reservation)} is for platform {reservation.platform}, and the image is for "
+            f"{image.platform}",
+            hint="give another --image, or a reservation for the image's platform",
+        )
+    return image
 
 
 def _abandoned(aws: AWS, name: str) -> str:
     """Return the id of the cluster whose remains `up` removes before it creates one of that name, or ''."""
     holder = name_lock.holder(aws, name)
-    return holder.cluster_id if holder is not None and name_lock.abandoned(aws, holder) else ""
+    return holder.tags.cluster_id if holder is not None and name_lock.abandoned(aws, holder) else ""
 
 
-def subnets(
+def _subnets(
     aws: AWS, spec: ClusterSpec, ssh_from: tuple[str, ...], reservation: Reservation | None
 ) -> tuple[Subnet, ...]:
     """Return the subnets of the nodes, one per zone: with a reservation, those in its zone."""
     sources = ssh_from if is_direct(spec) else ()  # which need a route back through an internet gateway
     if reservation is None:
         return networks.candidates(aws, spec, reached_from=sources)
-    there = msgspec.structs.replace(spec, zones=(reservation.zone,))
+    there = replace(spec, zones=(reservation.zone,))
     try:
         return networks.candidates(aws, there, reached_from=sources)
     except UsageError as error:
@@ -223,16 +224,13 @@ def subnets(
 
 
 def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -> Price:
-    """Return the price of the cluster in a region: as given, as AWS's price list has it now, or as our table
-    has it.
-
-    At most one AWS call, none for a capacity block, which is prepaid. Raises UsageError if no price is known.
-    """
+    """Return the price of the cluster in a region: as given, as AWS's list has it now, or as our table has
+    it. At most one AWS call; a capacity block is prepaid. Raises UsageError if none is known."""
     title = reservation_title(reservation) if reservation is not None else ""
     if reservation is not None and reservation.block:
-        found: prices.Listed | None = prices.Listed(0.0, f"{title} is prepaid")
+        found: prices.ListPrice | None = prices.ListPrice(0.0, f"{title} is prepaid")
     elif spec.price is not None:
-        found = prices.Listed(spec.price, "as given")
+        found = prices.ListPrice(spec.price, "as given")
     else:
         found = listed(aws, spec.instance_type)
     if found is None:
@@ -248,16 +246,19 @@ def price(aws: AWS, spec: ClusterSpec, reservation: Reservation | None = None) -
         spec.nodes,
         spec.disk_gb,
         source,
+        found.published,
         gp3_month=prices.gp3_month(aws.region),
         throughput=spec.disk_throughput,
         addresses=int(connection_mode(spec) == "public"),
     )
 
 
-def listed(aws: AWS, instance_type: str) -> prices.Listed | None:
+def listed(aws: AWS, instance_type: str) -> prices.ListPrice | None:
     """Return the price of a node on demand: AWS's own, else that of our table, else None. One AWS call."""
     now = instance_types.on_demand_price(aws, instance_type)
     if now is None:
         return prices.listed(instance_type, aws.region)
     usd, published = now
-    return prices.Listed(usd, f"on-demand price of AWS{f', list of {published}' if published else ''}")
+    return prices.ListPrice(
+        usd, f"on-demand price of AWS{f', list of {published}' if published else ''}", published
+    )

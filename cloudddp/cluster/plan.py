@@ -7,12 +7,13 @@ nodes, but for what a single node needs of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from cloudddp import __version__
+from cloudddp import tags as names
 from cloudddp.cluster import node_addresses
 from cloudddp.cluster.preconditions import latest_reservation_end
 from cloudddp.cluster.prices import Price
@@ -23,30 +24,14 @@ from cloudddp.cluster.requests import (
     client_token,
     efa_devices,
     needs_elastic_ip,
-    placement_group_name,
     placement_group_request,
     run_instances,
     tag_specifications,
 )
 from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.tags import (
-    TAG_CLUSTER,
-    TAG_CREATED,
-    TAG_EFA,
-    TAG_EXPIRES,
-    TAG_GPUS,
-    TAG_ID,
-    TAG_IDLE,
-    TAG_NODE_RANK,
-    TAG_NODES,
-    TAG_OWNER,
-    TAG_PRICE,
-    TAG_REQUIRE_EFA,
-    TAG_VERSION,
-    iso,
-)
+from cloudddp.tags import TAG_EXPIRES, TAG_NODE_RANK, iso
 
 # Descriptions of the rules that open SSH: `allow-me` replaces only the first kind.
 CALLER_RULE = "cloudddp caller"
@@ -98,11 +83,8 @@ def key_name(name: str) -> str:
 def lifetime(
     spec: ClusterSpec, price: Price, created: datetime | None = None, latest: datetime | None = None
 ) -> timedelta:
-    """Return how long the cluster may live: max_hours, or the time that max_cost pays for if that is less, or
-    the time to `latest` (of a capacity block) if that is less still.
-
-    Raises UsageError if that is too short for the nodes to boot.
-    """
+    """Return how long the cluster may live: the least of max_hours, the time that max_cost pays for, and the
+    time to `latest` (of a capacity block). Raises UsageError if that is too short for the nodes to boot."""
     hours = spec.max_hours
     if spec.max_cost is not None:
         hours = min(hours, spec.max_cost / price.hour)
@@ -152,7 +134,7 @@ def plan(spec: ClusterSpec, context: LaunchContext, identity: Identity, price: P
             {
                 "GroupName": f"{key}-{identity.cluster_id}",
                 "Description": f"cloudddp cluster {spec.name}: all traffic within, SSH from the caller",
-                "VpcId": context.vpc_id,
+                "VpcId": context.subnets[0].vpc_id,
                 "TagSpecifications": tag_specifications(tags, "security-group"),
             },
         ),
@@ -163,11 +145,16 @@ def plan(spec: ClusterSpec, context: LaunchContext, identity: Identity, price: P
         # EFA needs the group itself as destination; 0.0.0.0/0 is not enough.
         _rules("egress", [_self_reference()]),
         *(
-            [placement_group_request(placement_group_name(spec.name, identity.cluster_id), tags)]
+            [placement_group_request(spec.name, identity.cluster_id, tags)]
             if context.own_placement_group
             else []
         ),
-        *_addresses(spec, context, tags),
+        # Before the launch: where the account has too few, nothing has been billed.
+        *(
+            node_addresses.requests(spec.nodes, tags, context.subnets[0].zone, context.region)
+            if needs_elastic_ip(spec, context.interfaces)
+            else ()
+        ),
     )
     launches = tuple(
         Launch(subnet.zone, run_instances(spec, context, subnet, tags, key, data, identity.cluster_id))
@@ -188,29 +175,22 @@ def _tags(
     return [
         {"Key": key, "Value": value}
         for key, value in {
-            TAG_CLUSTER: spec.name,
-            TAG_ID: identity.cluster_id,
-            TAG_OWNER: context.owner,
-            TAG_CREATED: iso(created),
-            TAG_EXPIRES: iso(expires),
-            TAG_VERSION: __version__,
-            TAG_NODES: str(spec.nodes),
-            TAG_GPUS: str(context.info.gpus),
-            TAG_EFA: str(efa_devices(context.interfaces)),
-            TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
-            **({TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
-            **({TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
+            names.TAG_CLUSTER: spec.name,
+            names.TAG_ID: identity.cluster_id,
+            names.TAG_OWNER: context.owner,
+            names.TAG_CREATED: iso(created),
+            names.TAG_EXPIRES: iso(expires),
+            names.TAG_VERSION: __version__,
+            names.TAG_NODES: str(spec.nodes),
+            names.TAG_GPUS: str(context.info.gpus),
+            names.TAG_EFA: str(efa_devices(context.interfaces)),
+            names.TAG_PRICE: f"{price.hour / spec.nodes:.4f}",
+            **({names.TAG_REQUIRE_EFA: "yes"} if spec.require_efa else {}),
+            **({names.TAG_IDLE: f"{spec.idle_minutes:.2f}"} if spec.idle_minutes else {}),
             "Name": f"cloudddp-{spec.name}",
             **spec.tags,  # may replace Name, which is for the user's eyes only; cloudddp:* is refused before
         }.items()
     ]
-
-
-def _addresses(spec: ClusterSpec, context: LaunchContext, tags: list[dict[str, str]]) -> tuple[Request, ...]:
-    """Before the launch: where the account has too few, nothing has been billed."""
-    if not needs_elastic_ip(context.interfaces, public=connection_mode(spec) == "public"):
-        return ()
-    return node_addresses.requests(spec.nodes, tags, context.subnets[0].zone, context.region)
 
 
 def _rules(direction: str, permissions: list[dict[str, Any]]) -> Request:
@@ -235,37 +215,29 @@ def ssh_rule(block: str, port: int, description: str) -> dict[str, Any]:
     return {"IpProtocol": "tcp", "FromPort": port, "ToPort": port, **ranges}
 
 
-def plan_replacement(
-    launch: Mapping[str, Any],
-    identity: Identity,
-    *,
-    rank: int,
-    zone: str,
-    attempt: int,
-    now: datetime,
-    expires: datetime,
-    idle_minutes: float,
-    ssh_port: int,
-    commands: Sequence[list[str]] = (),
-) -> Launch:
-    """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
-
-    `launch` is that of `up`; `attempt` distinguishes the launches of one cluster. Raises CloudDDPError if the
-    deadline is too near for a node to boot.
-    """
+def require_time(expires: datetime, now: datetime) -> None:
+    """Raise CloudDDPError if the deadline is too near for a replacement to boot."""
     if expires - now < SHORTEST:
         raise CloudDDPError(
             f"the deadline of the cluster is at {expires:%Y-%m-%d %H:%M} UTC, too soon to replace a node",
             hint="`cloudddp pull` what you need; then `cloudddp down` and `cloudddp up`",
         )
-    params = {
-        **launch,
-        "MinCount": 1,
-        "MaxCount": 1,
-        "TagSpecifications": [_with_tags(one, rank, expires) for one in launch["TagSpecifications"]],
-        "UserData": user_data(identity, now, expires, idle_minutes, ssh_port, commands),
-    }
-    params["ClientToken"] = client_token(identity.cluster_id, attempt, zone, params)
+
+
+def plan_replacement(
+    launch: Mapping[str, Any],
+    cluster_id: str,
+    data: str,
+    rank: int,
+    zone: str,
+    attempt: int,
+    expires: datetime,
+) -> Launch:
+    """Return the launch of the node of that rank, in the subnet of the others and with their deadline.
+    `launch` is that of `up`; `attempt` distinguishes the launches of one cluster."""
+    tags = [_with_tags(one, rank, expires) for one in launch["TagSpecifications"]]
+    params = {**launch, "MinCount": 1, "MaxCount": 1, "TagSpecifications": tags, "UserData": data}
+    params["ClientToken"] = client_token(cluster_id, attempt, zone, params)
     return Launch(zone, Request("nodes", "run_instances", params))
 
 

@@ -9,7 +9,7 @@ of the organization denies it (API Reference, RunInstances, DryRun).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,18 +21,14 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.launch_errors import Next, next_step
 from cloudddp.cluster.requests import Ref, Request
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, Machine, Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message, UsageError
 
 # Not in the dry run: what `up` has yet to create, and what no permission depends on.
 _OMITTED = ("KeyName", "UserData", "ClientToken", "GroupName")
 # "Permissions for users" in "Requirements for Amazon EBS encryption" (Amazon EBS User Guide).
-KMS_ACTIONS = (
-    "kms:CreateGrant",
-    "kms:Decrypt",
-    "kms:DescribeKey",
-    "kms:GenerateDataKeyWithoutPlaintext",
-    "kms:ReEncrypt*",
+_KMS_ACTIONS = (
+    "kms:CreateGrant, kms:Decrypt, kms:DescribeKey, kms:GenerateDataKeyWithoutPlaintext and kms:ReEncrypt*"
 )
 # Client.InternalError: "typically indicates that the root volume is encrypted and that you do not have
 # permissions to access the KMS key for decryption" (Amazon EC2 User Guide, "Troubleshoot instance launch
@@ -40,21 +36,31 @@ KMS_ACTIONS = (
 _KEY_CODES = ("Client.InternalError", "Client.InvalidKMSKey.")
 
 
-def require_key_region(spec: ClusterSpec, region: str) -> None:
-    """Raise UsageError for a KMS key, given as ARN, of another region: EBS uses keys of its own region. Calls
-    nothing."""
-    if not (spec.kms_key or "").startswith("arn:"):
-        return
-    found = str(spec.kms_key).split(":")[3]
-    if found != region:
+def check_settings(spec: ClusterSpec, regions: Iterable[str]) -> None:
+    """Raise UsageError for settings that exclude each other, and for a KMS key, given as ARN, of another
+    region: EBS uses keys of its own region. Calls nothing."""
+    if spec.require_efa and not spec.efa:
         raise UsageError(
-            f"cluster.kms_key is a key in {found}, and the cluster would be in {region}: EBS cannot use it "
-            "there",
-            hint=f"give a key in {region}, or --region {found}",
+            "EFA is required and switched off",
+            hint="omit --no-efa (efa = false in cloudddp.toml), or --require-efa",
         )
+    if spec.reservation and spec.spot:
+        raise UsageError(
+            f"spot instances cannot use the capacity reservation {spec.reservation}",
+            hint="omit --spot, or --reservation",
+        )
+    key = spec.kms_key or ""
+    key_region = key.split(":")[3] if key.startswith("arn:") else ""
+    for region in regions:
+        if key_region and key_region != region:
+            raise UsageError(
+                f"cluster.kms_key is a key in {key_region}, and the cluster would be in {region}: EBS cannot "
+                "use it there",
+                hint=f"give a key in {region}, or --region {key_region}",
+            )
 
 
-def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
+def require_launch(aws: AWS, spec: Machine, launch: Request) -> None:
     """Raise AWSError if AWS would refuse a launch, given as planned. One call, which creates nothing."""
     try:
         aws.dry_run("ec2", launch.method, **dry_run_parameters(launch.params))
@@ -66,7 +72,7 @@ def require_launch(aws: AWS, spec: ClusterSpec, launch: Request) -> None:
         raise AWSError(f"{error.message}; nothing was created", hint=hint, code=error.code) from None
 
 
-def hint_of_denial(spec: ClusterSpec, error: AWSError) -> str:
+def hint_of_denial(spec: Machine, error: AWSError) -> str:
     """Return what to do about a launch that AWS refuses in a dry run."""
     if spec.instance_profile and "iam:PassRole" in error.message:
         return (
@@ -77,25 +83,18 @@ def hint_of_denial(spec: ClusterSpec, error: AWSError) -> str:
 
 
 def dry_run_parameters(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters of a launch without those that refer to what does not exist yet.
+    """Return the parameters of a launch without those that refer to what does not exist yet. Policies refer
+    to all others: tags, encryption, the metadata service, the instance profile."""
 
-    All others stay, because policies refer to them: tags, encryption, the metadata service, the instance
-    profile.
-    """
-    return {
-        key: _existing(value) for key, value in params.items() if key not in _OMITTED and not _has_ref(value)
-    }
+    def existing(value: Any) -> Any:
+        if isinstance(value, list):
+            return [existing(item) for item in value]
+        return dry_run_parameters(value) if isinstance(value, Mapping) else value
 
+    def has_ref(value: Any) -> bool:
+        return any(isinstance(one, Ref) for one in (value if isinstance(value, list) else [value]))
 
-def _existing(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return dry_run_parameters(value)
-    return [_existing(item) for item in value] if isinstance(value, list) else value
-
-
-def _has_ref(value: Any) -> bool:
-    """Return whether a value is a Ref, or a list that holds one."""
-    return any(isinstance(one, Ref) for one in (value if isinstance(value, list) else [value]))
+    return {key: existing(one) for key, one in params.items() if key not in _OMITTED and not has_ref(one)}
 
 
 def is_about_default_group(error: AWSError) -> bool:
@@ -108,7 +107,7 @@ def is_about_default_group(error: AWSError) -> bool:
     )
 
 
-def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> str:
+def hint_of_end(spec: Machine, reason_code: str, reason: str) -> str:
     """Return what to do about nodes that EC2 has ended instead of running them, or ''."""
     if not reason_code.startswith(_KEY_CODES) and not reason.startswith(_KEY_CODES):
         return ""
@@ -120,10 +119,8 @@ def hint_of_end(spec: ClusterSpec, reason_code: str, reason: str) -> str:
 
 def key_hint(key: str) -> str:
     """Return what to check about a KMS key that EC2 cannot use."""
-    return (
-        f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours "
-        f"allow {', '.join(KMS_ACTIONS[:-1])} and {KMS_ACTIONS[-1]}"
-    )
+    own = f"check that {key} exists in this region, is enabled and symmetric, and that its policy and yours"
+    return f"{own} allow {_KMS_ACTIONS}"
 
 
 TIME_TO_SAVE = timedelta(minutes=10)
@@ -131,16 +128,7 @@ TIME_TO_SAVE = timedelta(minutes=10)
 termination may not. EC2 gives the same time: its warning comes 40 minutes before the end of the block."""
 
 
-def check_reservation_settings(spec: ClusterSpec) -> None:
-    """Raise UsageError for settings that a reservation excludes. Calls nothing."""
-    if spec.reservation and spec.spot:
-        raise UsageError(
-            f"spot instances cannot use the capacity reservation {spec.reservation}",
-            hint="omit --spot, or --reservation",
-        )
-
-
-def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
+def find_reservation(aws: AWS, spec: Placement) -> Reservation | None:
     """Return the reservation of the settings, checked except for its platform; None where they name none.
 
     Raises UsageError for settings that do not match it, CloudDDPError if it has no room. It has no placement
@@ -180,22 +168,12 @@ def find_reservation(aws: AWS, spec: ClusterSpec) -> Reservation | None:
     return found
 
 
-def check_reservation_platform(found: Reservation | None, platform: str) -> None:
-    """Raise UsageError if the reservation is for another platform than the image, such as Windows."""
-    if found is not None and found.platform != platform:
-        raise UsageError(
-            f"{reservation_title(found)} is for platform {found.platform}, and the image is for {platform}",
-            hint="give another --image, or a reservation for the image's platform",
-        )
-
-
 def reservation_title(found: Reservation) -> str:
     return f"capacity {'block' if found.block else 'reservation'} {found.id}"
 
 
 def latest_reservation_end(found: Reservation) -> datetime | None:
-    """Return until when the nodes may live; None for an on-demand reservation: its instances continue after
-    its end."""
+    """Return until when the nodes may live; None: instances continue after an on-demand one ends."""
     return found.end - found.ends_before - TIME_TO_SAVE if found.block and found.end else None
 
 
@@ -213,12 +191,9 @@ def check_state(found: Reservation) -> None:
     )
 
 
-def _check_room(aws: AWS, found: Reservation, spec: ClusterSpec) -> None:
-    """Raise CloudDDPError if the reservation has too few instances available.
-
-    Instances that have ended are available again after some minutes of clean-up, so for those the launch
-    waits.
-    """
+def _check_room(aws: AWS, found: Reservation, spec: Placement) -> None:
+    """Raise CloudDDPError if the reservation has too few instances available: not for those that have ended,
+    which are available again after some minutes of clean-up, for which the launch waits."""
     if found.available >= spec.nodes:
         return
     name = reservation_title(found)

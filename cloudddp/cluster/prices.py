@@ -48,11 +48,12 @@ class _Table(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
+class ListPrice:
     """The on-demand price of one node in USD per hour, as a list shows it, and where it comes from."""
 
     usd: float
     source: str
+    published: str = ""  # the date of the list, where there is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Price:
     nodes: int
     disk_gb: int
     source: str  # for people: where node_hour comes from
+    published: str = ""  # the date of that list, where there is one
     gp3_month: float = 0.08  # USD per GiB
     throughput: int = FREE_THROUGHPUT  # MiB/s of each disk
     addresses: int = 1  # public IPv4 addresses of each node
@@ -84,8 +86,7 @@ class Price:
 
 
 def iops_of(throughput: int) -> int:
-    """Return the IOPS that a gp3 volume needs for a throughput in MiB/s: at most 0.25 MiB/s for each (EBS
-    User Guide)."""
+    """Return the IOPS that a gp3 volume needs: at most 0.25 MiB/s for each (EBS User Guide)."""
     return max(FREE_IOPS, 4 * throughput)
 
 
@@ -94,23 +95,22 @@ def billed_hours(seconds: float) -> float:
     return max(seconds, 60.0) / 3600
 
 
-def listed(instance_type: str, region: str) -> Listed | None:
+def listed(instance_type: str, region: str) -> ListPrice | None:
     """Return the price of one node in the table; None if it is not there."""
-    found = _table().regions.get(region)
+    found = _regions().get(region)
     usd = found.types.get(instance_type) if found else None
-    return Listed(usd, f"on-demand list price of {found.date}") if found and usd else None
+    return ListPrice(usd, f"on-demand list price of {found.date}", found.date) if found and usd else None
 
 
 def gp3_month(region: str) -> float:
-    """Return the price of EBS gp3 storage, USD per GiB and month; the highest of all regions for one that is
-    unknown."""
-    regions = _table().regions
+    """Return the price of EBS gp3, USD per GiB and month; the highest of all for an unknown region."""
+    regions = _regions()
     return regions[region].gp3 if region in regions else max(one.gp3 for one in regions.values())
 
 
 @functools.cache
-def _table() -> _Table:
-    return msgspec.json.decode(TABLE.read_bytes(), type=_Table)
+def _regions() -> dict[str, _Region]:
+    return msgspec.json.decode(TABLE.read_bytes(), type=_Table).regions
 
 
 POWER_OFF = timedelta(minutes=5)  # cloudddp-deadline.service needs at most 150 s, then the node shuts down
@@ -127,25 +127,22 @@ class Cost:
 
 def cost_so_far(members: Sequence[Instance], now: datetime) -> Cost:
     """Return the cost of one cluster. `members` are all of its instances that AWS lists, live and ended.
-
-    Price and number of nodes are the most common values of its tags, so that one changed tag does not change
-    the cost.
-    """
+    Price and number of nodes are the most common values of its tags: one changed tag changes nothing."""
     price = most_common(member.tags.price for member in members)
-    starts = [start for member in members if (start := _start(member, members)) is not None]
-    if price is None or not starts:
+    begun = [_start(member, members) for member in members]
+    first = min(filter(None, begun), default=None)
+    if price is None or first is None:
         return Cost(None)
-    seconds, at_most = 0.0, any(member.spot for member in members)
-    for member in members:
-        start = _start(member, members) or min(starts)
+    hours, at_most = 0.0, any(member.spot for member in members)
+    for member, start in zip(members, (one or first for one in begun), strict=True):
         end = now if member.ended is None else min(member.ended + _ROUNDING, now)
         if member.ended is None and not member.live and member.tags.expires is not None:
             end = max(start, min(end, member.tags.expires + POWER_OFF))  # which ends a node that runs
         at_most = at_most or (member.ended is None and member.state not in ("pending", "running"))
-        seconds += _billed_seconds(start, end)
+        hours += billed_hours((end - start).total_seconds())
     forgotten = max((most_common(member.tags.nodes for member in members) or 0) - len(members), 0)
-    seconds += forgotten * _billed_seconds(min(starts), now)
-    return Cost(price * seconds / 3600, at_most or forgotten > 0)
+    hours += forgotten * billed_hours((now - first).total_seconds())
+    return Cost(price * hours, at_most or forgotten > 0)
 
 
 def total_cost(costs: Iterable[Cost]) -> Cost:
@@ -164,7 +161,3 @@ def _start(member: Instance, members: Sequence[Instance]) -> datetime | None:
     if member.tags.node_rank is not None and member.tags.node_rank in others:
         return member.launched or member.tags.created
     return member.tags.created or member.launched
-
-
-def _billed_seconds(start: datetime, end: datetime) -> float:
-    return billed_hours((end - start).total_seconds()) * 3600

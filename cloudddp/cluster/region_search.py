@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cloudddp.aws import denials, inventory
 from cloudddp.aws.answers import REGION_REFUSED
@@ -19,7 +19,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, q
+from cloudddp.errors import AWSError, CloudDDPError, ProgressCallback, StepWarning, q
 from cloudddp.local_state import known_clusters
 
 _NOT_LISTED = "other regions"  # of the account, if it does not say which it has
@@ -58,19 +58,15 @@ class Search:
         found = {}
         for aws, clusters in self.of(name).items():
             ownership = Ownership(aws, anyone=anyone)
-            if own := [one for one in clusters if any(map(ownership.mine, one.live))]:
+            if own := [cluster for cluster in clusters if any(map(ownership.mine, cluster.live))]:
                 found[aws] = own
         return found
 
     def others(self, name: str) -> list[Cluster]:
         """Return the caller's live clusters of other names."""
-        return [
-            one
-            for aws in self.answers
-            for ownership in [Ownership(aws)]
-            for one in self.live(aws)
-            if one.name != name and ownership.owns(one)
-        ]
+        owners = {aws: Ownership(aws) for aws in self.answers}
+        live = [(aws, one) for aws in self.answers for one in self.live(aws)]
+        return [one for aws, one in live if one.name != name and owners[aws].owns(one)]
 
     def merged(self, more: Search) -> Search:
         """Return the answers of both."""
@@ -84,9 +80,12 @@ class Search:
 
 
 def recorded(aws: AWS, name: str | None = None) -> list[str]:
-    """Return the regions in which this computer has created a cluster of that name (or any) that is not known
-    to be gone."""
-    known = (one for one in known_clusters() if one.endpoint == aws.endpoint and name in (None, one.name))
+    """Return the regions where this computer created a cluster of that name (or any) that may exist."""
+    known = (
+        cluster
+        for cluster in known_clusters()
+        if cluster.endpoint == aws.endpoint and name in (None, cluster.name)
+    )
     return sorted({one.region for one in known if aws.has_region(one.region)})
 
 
@@ -101,57 +100,51 @@ def ask(clouds: Sequence[AWS]) -> Search:
         except CloudDDPError as error:
             return error
 
-    found = list(zip(clouds, in_parallel([functools.partial(one, aws) for aws in clouds]), strict=True))
-    return Search(
-        {aws: answer for aws, answer in found if not isinstance(answer, CloudDDPError)},
-        {aws.region: answer for aws, answer in found if isinstance(answer, CloudDDPError)},
-    )
+    answers, failed = {}, {}
+    for aws, answer in zip(clouds, in_parallel([functools.partial(one, aws) for aws in clouds]), strict=True):
+        if isinstance(answer, CloudDDPError):
+            failed[aws.region] = answer
+        else:
+            answers[aws] = answer
+    return Search(answers, failed)
 
 
 def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
-    """Look for a name wherever it may be other than in the region of `asked`, which has answered.
-
-    First in the configured and the recorded regions; if none has a live cluster of the caller's, in all
-    others that are enabled.
-    """
+    """Look for a name outside of the region of `asked`, which has answered: in the configured and the
+    recorded regions; if none has a live cluster of the caller's, in all others that are enabled."""
     known = recorded(asked, name)
-    likely = [one for one in dict.fromkeys([*configured, *known]) if one != asked.region]
+    likely = [region for region in dict.fromkeys([*configured, *known]) if region != asked.region]
     first = ask([asked.at(region) for region in likely])
     if first.own(name):
         return first
-    others = rest(asked, (asked.region, *first.regions))
-    # What the organization denies to every user was not launched by one, unless it was before: then there is
-    # a record.
-    denied = [
+    remaining = rest(asked, (asked.region, *first.regions))
+    # What the organization denies to every user was not launched by one, and a region that the account has
+    # not enabled has no cluster, unless it was before, when this computer created it.
+    denied = {
         region
-        for region, error in others.failed.items()
+        for region, error in remaining.failed.items()
         if isinstance(error, AWSError) and error.organization and region not in known
-    ]
-    # A region that the account has not enabled has no cluster, unless it was enabled when this computer
-    # created it.
-    enabled = {*others.failed, *known}.difference(denied)
+    }
+    relevant = {*remaining.failed, *known} - denied
+    both = first.merged(remaining)
     failed = {
         region: error
-        for region, error in {**first.failed, **others.failed}.items()
-        if region in enabled or _NOT_LISTED in enabled
+        for region, error in both.failed.items()
+        if region in relevant or _NOT_LISTED in relevant
     }
-    return Search({**first.answers, **others.answers}, failed, tuple(denied))
+    return replace(both, failed=failed, denied=tuple(denied))
 
 
 def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
     """Return the caller's live clusters of other names, in the regions of `found` and where this computer has
-    created any.
-
-    One AWS call for each of these regions that `found` lacks. One that does not answer is left out.
-    """
+    created any: one AWS call for each that `found` lacks."""
     known = (*found.regions, *found.failed)
     more = [region for region in recorded(asked) if region not in known]
     return found.merged(ask([asked.at(region) for region in more])).others(name)
 
 
 def with_addresses(found: Search, name: str, *, anyone: bool) -> list[AWS]:
-    """Return the regions with Elastic IPs of the caller's clusters of that name: they are billed without
-    nodes. One AWS call for each."""
+    """Return the regions with Elastic IPs of the caller's clusters of that name, billed without nodes."""
 
     def own(aws: AWS) -> bool:
         ownership = Ownership(aws, anyone=anyone)
@@ -187,15 +180,12 @@ def without_not_enabled(found: Search, name: str) -> Search:
         for region, error in found.failed.items()
         if region in relevant or _code(error) not in REGION_REFUSED
     }
-    return Search(found.answers, failed, found.denied)
+    return replace(found, failed=failed)
 
 
 def not_enabled(found: Search, asked: AWS) -> dict[str, AWSError]:
-    """Return an error for each region that refuses credentials which another one accepts, by region.
-
-    If no other region was asked, the one that every account has enabled is: one AWS call then, and only after
-    a refusal.
-    """
+    """Return an error for each region that refuses credentials which another one accepts, by region. If no
+    other region was asked, the one that every account has enabled is, after a refusal: one AWS call."""
     codes = {one: _code(error) for one, error in found.failed.items() if _code(error) in REGION_REFUSED}
     accepting = _accepting(found)
     if codes and not accepting and asked.home_region not in found.failed:
@@ -236,11 +226,9 @@ def in_regions(clouds: Sequence[AWS], name: str, progress: ProgressCallback) -> 
         ours = region in recorded(clouds[0], name)
         if not found.answers or ours or not (region in refused or _code(error) in denials.CODES):
             raise refused.get(region, error)
-        why = (
-            f"{error.message}. A cluster {name!r} that another computer has created there would not be "
-            "noticed"
-        )
         if region in refused:
             why = refused[region].message
-        progress(f"warning: {region} is left out: {why}")
+        else:
+            why = f"{error.message}. A cluster {name!r} of another computer there would not be noticed"
+        progress(StepWarning(f"{region} is left out: {why}"))
     return found

@@ -26,7 +26,7 @@ from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.prices import iops_of
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import Access, ClusterSpec, Machine, Placement, connection_mode
 from cloudddp.errors import UsageError
 
 
@@ -46,21 +46,9 @@ class Interface:
 ORDINARY = (Interface(),)
 
 
-def check_efa_settings(spec: ClusterSpec) -> None:
-    """Raise UsageError for settings that exclude each other. Calls nothing."""
-    if spec.require_efa and not spec.efa:
-        raise UsageError(
-            "EFA is required and switched off",
-            hint="omit --no-efa (efa = false in cloudddp.toml), or --require-efa",
-        )
-
-
-def choose_interfaces(spec: ClusterSpec, info: TypeInfo) -> tuple[Interface, ...]:
-    """Return the interfaces of each node, the primary one first.
-
-    EFA is for traffic between nodes, so a single node gets it only if it is required. Raises UsageError if
-    EFA is required and the type has none.
-    """
+def choose_interfaces(spec: Placement, info: TypeInfo) -> tuple[Interface, ...]:
+    """Return the interfaces of each node, the primary one first. EFA is for traffic between nodes: a single
+    node gets it only if it is required. Raises UsageError if the type has none then."""
     if spec.require_efa and not info.max_efa:
         raise UsageError(
             f"{spec.instance_type} has no EFA",
@@ -86,16 +74,16 @@ def _with_efa(info: TypeInfo) -> tuple[Interface, ...]:
 
 def efa_devices(interfaces: Sequence[Interface]) -> int:
     """Return how many EFA devices a node has."""
-    return sum(one.efa for one in interfaces)
+    return sum(interface.efa for interface in interfaces)
 
 
-def needs_elastic_ip(interfaces: Sequence[Interface], *, public: bool) -> bool:
-    """Return whether a node that needs a public address has to get an Elastic IP.
+def needs_elastic_ip(spec: Access, interfaces: Sequence[Interface]) -> bool:
+    """Return whether each node has to get an Elastic IP for its public address.
 
     EC2 assigns a public address at launch to an instance with a single interface only (API reference,
     InstanceNetworkInterfaceSpecification.AssociatePublicIpAddress).
     """
-    return public and len(interfaces) > 1
+    return connection_mode(spec) == "public" and len(interfaces) > 1
 
 
 def interface_parameters(
@@ -106,26 +94,23 @@ def interface_parameters(
     public: bool,
     ip_settings: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[dict[str, Any]]:
-    """Return the parameter NetworkInterfaces of RunInstances.
-
-    `group`: the security group, or a Ref to it. `ip_settings`: more parameters of interfaces that have an IP
-    address.
-    """
+    """Return the parameter NetworkInterfaces of RunInstances. `group`: the security group, or a Ref to it.
+    `ip_settings`: more parameters of interfaces that have an IP address."""
     entries: list[dict[str, Any]] = []
-    for one in interfaces:
+    for interface in interfaces:
         entry: dict[str, Any] = {
-            "DeviceIndex": one.device,
+            "DeviceIndex": interface.device,
             "SubnetId": subnet_id,
             "Groups": [group],
             "DeleteOnTermination": True,
         }
-        if one.efa or len(interfaces) > 1:
-            entry["InterfaceType"] = one.kind
+        if interface.efa or len(interfaces) > 1:
+            entry["InterfaceType"] = interface.kind
         if len(interfaces) > 1:
-            entry["NetworkCardIndex"] = one.card
+            entry["NetworkCardIndex"] = interface.card
         else:
             entry["AssociatePublicIpAddress"] = public
-        entries.append({**entry, **(ip_settings if one.kind != "efa-only" else {})})
+        entries.append({**entry, **(ip_settings if interface.kind != "efa-only" else {})})
     return entries
 
 
@@ -148,8 +133,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class LaunchContext:
-    """What AWS answered before planning, and the time. `subnets` are one per zone, in the order in which to
-    try them."""
+    """What AWS answered before planning, and the time. `subnets`: one per zone, as they are tried."""
 
     region: str
     info: TypeInfo
@@ -162,10 +146,6 @@ class LaunchContext:
     own_placement_group: bool = False  # whether the cluster gets a placement group
     reservation: Reservation | None = None
 
-    @property
-    def vpc_id(self) -> str:
-        return self.subnets[0].vpc_id
-
 
 def tag_specifications(tags: list[dict[str, str]], *kinds: str) -> list[dict[str, Any]]:
     return [{"ResourceType": kind, "Tags": tags} for kind in kinds]
@@ -174,7 +154,7 @@ def tag_specifications(tags: list[dict[str, str]], *kinds: str) -> list[dict[str
 PLACEMENT_STEP = "placement-group"
 
 
-def wants_placement_group(spec: ClusterSpec, info: TypeInfo, reservation: Reservation | None) -> bool:
+def wants_placement_group(spec: Placement, info: TypeInfo, reservation: Reservation | None) -> bool:
     """Return whether the cluster gets a placement group of its own.
 
     Not with a reservation: a capacity block supports no group, one that was created in a group needs that
@@ -189,17 +169,9 @@ def placement_group_name(cluster: str, cluster_id: str) -> str:
     return f"cloudddp-{cluster}-{cluster_id}"
 
 
-def placement_group_for(context: LaunchContext, cluster: str, cluster_id: str) -> str:
-    """Return the name of the group that the nodes are launched into, or ''."""
-    if context.own_placement_group:
-        return placement_group_name(cluster, cluster_id)
-    return context.reservation.placement_group if context.reservation is not None else ""
-
-
-def placement_group_request(name: str, tags: list[dict[str, str]]) -> Request:
-    """Return the request that creates the group."""
+def placement_group_request(cluster: str, cluster_id: str, tags: list[dict[str, str]]) -> Request:
     params = {
-        "GroupName": name,
+        "GroupName": placement_group_name(cluster, cluster_id),
         "Strategy": "cluster",
         "TagSpecifications": tag_specifications(tags, "placement-group"),
     }
@@ -217,6 +189,10 @@ def run_instances(
 ) -> Request:
     """Return the launch of all nodes in one subnet."""
     kinds = ["instance", "volume", "network-interface"] + (["spot-instances-request"] if spec.spot else [])
+    # Some types drop idle connections after minutes (Nitro v6: 350 s). Those between ranks, to the rendezvous
+    # and of torchrun may be idle for longer: while a rank loads data, or compiles. Security groups track
+    # them, because no rule allows all addresses.
+    tracking = {"ConnectionTrackingSpecification": {"TcpEstablishedTimeout": MAX_TCP_TIMEOUT}}
     params: dict[str, Any] = {
         "ImageId": context.image.id,
         "InstanceType": spec.instance_type,
@@ -230,7 +206,7 @@ def run_instances(
             subnet_id=subnet.id,
             group=Ref("security-group", "GroupId"),
             public=connection_mode(spec) == "public",
-            ip_settings=_connection_tracking(context.info.tcp_timeout),
+            ip_settings=tracking if context.info.tcp_timeout < MAX_TCP_TIMEOUT else {},
         ),
         "BlockDeviceMappings": [_root_volume(spec, context.image)],
         "MetadataOptions": {
@@ -255,10 +231,15 @@ def run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    if group := placement_group_for(context, spec.name, cluster_id):
+    group = placement_group_name(spec.name, cluster_id) if context.own_placement_group else ""
+    if (reservation := context.reservation) is not None:
+        target = {"CapacityReservationId": reservation.id}
+        params["CapacityReservationSpecification"] = {"CapacityReservationTarget": target}
+        group = reservation.placement_group
+        if reservation.block:
+            params["InstanceMarketOptions"] = {"MarketType": "capacity-block"}
+    if group:
         params["Placement"] = {"GroupName": group}
-    if context.reservation is not None:
-        params |= _into(context.reservation)
     params["ClientToken"] = client_token(cluster_id, 1, subnet.zone, params)
     return Request("nodes", "run_instances", params)
 
@@ -276,7 +257,7 @@ def on_demand(launch: Mapping[str, Any]) -> dict[str, Any]:
     return {**kept, "TagSpecifications": tags}
 
 
-def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
+def _root_volume(spec: Machine, image: Image) -> dict[str, Any]:
     return {
         "DeviceName": image.root_device,
         "Ebs": {
@@ -292,29 +273,8 @@ def _root_volume(spec: ClusterSpec, image: Image) -> dict[str, Any]:
     }
 
 
-def _into(reservation: Reservation) -> dict[str, Any]:
-    target = {"CapacityReservationTarget": {"CapacityReservationId": reservation.id}}
-    market = {"InstanceMarketOptions": {"MarketType": "capacity-block"}} if reservation.block else {}
-    return {"CapacityReservationSpecification": target, **market}
-
-
-def _connection_tracking(default: int) -> dict[str, Any]:
-    """Return the setting that keeps idle connections alive on types that drop them after minutes (Nitro v6:
-    350 s).
-
-    The connections between ranks, to the rendezvous and of torchrun may be idle for longer: while a rank
-    loads data, or compiles. Security groups track them, because no rule allows all addresses.
-    """
-    if default >= MAX_TCP_TIMEOUT:
-        return {}
-    return {"ConnectionTrackingSpecification": {"TcpEstablishedTimeout": MAX_TCP_TIMEOUT}}
-
-
 def client_token(cluster_id: str, attempt: int, zone: str, params: Mapping[str, Any]) -> str:
-    """Return the idempotency token of one launch, at most 64 ASCII characters (EC2).
-
-    It contains the zone, because EC2 remembers tokens per zone, and begins with the cluster's id, which
-    distinguishes the launch of `up` from others (model.py).
-    """
+    """Return the idempotency token of one launch, at most 64 ASCII characters (EC2). EC2 remembers tokens per
+    zone, so it contains the zone; it begins with the cluster's id, by which model.py knows the nodes."""
     text = json.dumps([attempt, zone, params], sort_keys=True, default=repr)
     return f"{cluster_id}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"

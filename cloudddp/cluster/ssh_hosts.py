@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError, ProgressCallback
+from cloudddp.errors import CloudDDPError, ProgressCallback, StepWarning
 from cloudddp.local_state import ClusterFolder, drop_ssh_configs
 from cloudddp.ssh import openssh
 from cloudddp.ssh.target import Target
@@ -17,7 +17,7 @@ def write(cluster: Cluster, targets: Mapping[int, Target]) -> Path:
     """Write the nodes instead of earlier ones, and return the file. Raises OSError, CloudDDPError."""
     folder = ClusterFolder(cluster.id)
     hosts = {f"{cluster.name}-{rank}": target for rank, target in targets.items() if target.host_keys}
-    known = "".join(f"{one.known_as} {key}\n" for one in hosts.values() for key in one.host_keys)
+    known = "".join(f"{host.known_as} {key}\n" for host in hosts.values() for key in host.host_keys)
     config = openssh.config(hosts, folder.known_hosts)
     if (folder.read(folder.known_hosts), folder.read(folder.ssh_config)) != (known, config):
         folder.write(folder.known_hosts, known)
@@ -34,4 +34,4 @@ def update(cluster: Cluster, targets: Mapping[int, Target], progress: ProgressCa
     try:
         write(cluster, targets)
     except (OSError, CloudDDPError) as error:
-        progress(f"warning: cannot update the OpenSSH configuration: {reason_of(error)}")
+        progress(StepWarning(f"cannot update the OpenSSH configuration: {reason_of(error)}"))

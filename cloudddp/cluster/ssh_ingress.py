@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
@@ -12,16 +11,13 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import remembered, ssh_sources
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.spec import Access, ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
-from cloudddp.local_state import ClusterFolder, ClusterRecord
+from cloudddp.local_state import ClusterFolder
 
 
-def _current_source(aws: AWS, spec: ClusterSpec) -> str:
-    """Return the block that `allow-me` admits: this computer's, or the jump host's.
-
-    Raises UsageError if none applies.
-    """
+def _current_source(aws: AWS, spec: Access) -> str:
+    """Return the block that `allow-me` admits, this computer's or the jump host's. Raises UsageError."""
     if spec.proxy_command is not None:
         raise UsageError(
             "allow-me has nothing to allow: SSH goes through cluster.proxy_command, and not from this "
@@ -34,7 +30,7 @@ def _current_source(aws: AWS, spec: ClusterSpec) -> str:
             "you, and not this computer's public one",
             hint="the security group admits the ssh_from of its `cloudddp up`",
         )
-    without = msgspec.structs.replace(spec, ssh_from=())
+    without = replace(spec, ssh_from=())
     return ssh_sources(aws, without)[0]
 
 
@@ -44,7 +40,9 @@ def allow_caller(aws: AWS, spec: ClusterSpec, ownership: Ownership) -> str:
     Returns the address block. Raises UsageError if the route to the nodes has no such address.
     """
     groups = _own_groups(aws, spec.name, ownership)
-    block = _current_source(aws, remembered(spec, _record(aws, groups)))
+    ids = {inventory.resource(aws, "security group", group).tags.cluster_id for group in groups} - {""}
+    record = ClusterFolder(ids.pop()).record() if len(ids) == 1 else None
+    block = _current_source(aws, remembered(spec, record))
     for group in groups:
         blocks = inventory.ingress_blocks(group, spec.ssh_port)
         if block not in blocks:  # the new one first, so that SSH is never closed in between
@@ -57,15 +55,8 @@ def allow_caller(aws: AWS, spec: ClusterSpec, ownership: Ownership) -> str:
     return block
 
 
-def _record(aws: AWS, groups: list[dict[str, Any]]) -> ClusterRecord | None:
-    """Return what `up` recorded on this computer about the cluster of these groups."""
-    ids = {inventory.resource(aws, "security group", group).tags.cluster_id for group in groups} - {""}
-    return ClusterFolder(ids.pop()).record() if len(ids) == 1 else None
-
-
 def _own_groups(aws: AWS, name: str, ownership: Ownership) -> list[dict[str, Any]]:
-    """Return the caller's security groups of clusters of that name. Raises CloudDDPError if there are
-    none."""
+    """Return the caller's security groups of clusters of that name. Raises CloudDDPError without any."""
     found = inventory.security_groups(aws, inventory.named(name))
     if not found:
         raise lookup.NoCluster(

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
-
-import msgspec
 
 from cloudddp.aws import instance_types, networks, offerings, quotas
 from cloudddp.aws.client import AWS
 from cloudddp.aws.offerings import Block
 from cloudddp.cluster import offers
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.spec import ClusterSpec, Placement
 from cloudddp.errors import CloudDDPError
 
 T = TypeVar("T")
@@ -27,8 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """A zone that offers the type: USD per hour of a spot instance now, and AWS's score of getting them, 1 to
-    10."""
+    """A zone that offers the type: its spot price now, and AWS's score of getting it, 1 to 10."""
 
     zone: str
     spot_usd_per_hour: float | None
@@ -75,11 +72,11 @@ def survey(clouds: Sequence[AWS], spec: ClusterSpec, days: int) -> list[Place]:
     for aws in clouds:  # botocore creates clients in one thread only
         for service in ("ec2", "pricing", "service-quotas"):
             aws.client(service)
-    wanted = msgspec.structs.replace(spec, spot=False, allow_cpu=True).candidates
+    wanted = replace(spec, spot=False, allow_cpu=True).candidates
     return in_parallel([functools.partial(_place, aws, one, days) for one in wanted for aws in clouds])
 
 
-def _place(aws: AWS, spec: ClusterSpec, days: int) -> Place:
+def _place(aws: AWS, spec: Placement, days: int) -> Place:
     name, nodes = spec.instance_type, spec.nodes
     place = Place(aws.region, name, nodes)
     info = place.ask("type", lambda: instance_types.describe(aws, spec))

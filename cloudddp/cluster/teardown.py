@@ -1,7 +1,7 @@
 """Removes clusters: everything that carries the tag, instances first, and then checks again.
 
-Nothing here relies on the journal or other local state: what AWS lists is removed, and what is still listed
-afterwards, or could not be checked, is reported with its price. Nothing here may fail for a reason that is
+What AWS lists is removed, also without the journal and other local state; what is still listed afterwards,
+or could not be checked, is reported with its price. Nothing here may fail for a reason that is
 unrelated to AWS: a full disk or a closed terminal must not keep an instance running.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ from cloudddp.aws import inventory, removal
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Filters, Instance, Resource
 from cloudddp.cluster import prices
-from cloudddp.cluster.created_ids import NOTHING, Known, identity
+from cloudddp.cluster.created_ids import NOTHING, KnownIds, identity
 from cloudddp.cluster.prices import Cost
 from cloudddp.config import timing
 from cloudddp.errors import (
@@ -32,6 +32,7 @@ from cloudddp.errors import (
     UsageError,
     renewal_first,
 )
+from cloudddp.formats import plural
 from cloudddp.local_state import ClusterFolder
 from cloudddp.tags import Tags
 
@@ -63,7 +64,7 @@ def down(
     filters: Filters,
     *,
     progress: ProgressCallback,
-    known: Known = NOTHING,
+    known: KnownIds = NOTHING,
     mine: Mine = lambda _: True,
 ) -> DownReport:
     """Remove everything that matches the filters and is `mine`, wait, check again, and report.
@@ -95,22 +96,23 @@ def down(
     return work.report()
 
 
+@dataclass(slots=True)
 class _Teardown:
     """The state of one teardown: what was listed, what was removed, and what remains."""
 
-    def __init__(
-        self, aws: AWS, filters: Filters, mine: Mine, progress: ProgressCallback, known: Known
-    ) -> None:
-        self._aws, self._filters, self._mine, self._progress = aws, filters, mine, progress
-        self._known = known
-        self._gone: set[str] = set()  # those of `known` whose deletion AWS has confirmed
-        self._seen: dict[str, Instance] = {}  # as first listed
-        self._deleted: dict[str, Resource] = {}
-        self._others: dict[str, Instance | Resource] = {}
-        self._terminated_some = False
-        self.left: tuple[Instance | Resource, ...] = ()
-        self.reasons: list[str] = []
-        self.error: CloudDDPError | None = None
+    _aws: AWS
+    _filters: Filters
+    _mine: Mine
+    _progress: ProgressCallback
+    _known: KnownIds
+    _gone: set[str] = field(default_factory=set)  # those of `known` whose deletion AWS has confirmed
+    _seen: dict[str, Instance] = field(default_factory=dict)  # as first listed
+    _deleted: dict[str, Resource] = field(default_factory=dict)
+    _others: dict[str, Instance | Resource] = field(default_factory=dict)
+    _terminated_some: bool = False
+    left: tuple[Instance | Resource, ...] = ()
+    reasons: list[str] = field(default_factory=list)
+    error: CloudDDPError | None = None
 
     def instances(self) -> list[Instance]:
         """Return the instances to remove, as AWS lists them now, terminated ones included."""
@@ -123,7 +125,7 @@ class _Teardown:
         """Return the resources to remove: those that AWS lists, and those that it may not list yet."""
         found = self._own(inventory.resources(self._aws, self._filters))
         listed = self._gone | {identity(one) for one in found}
-        return found + [one for one in self._known.resources if identity(one) not in listed]
+        return found + [resource for resource in self._known.resources if identity(resource) not in listed]
 
     @property
     def _settling(self) -> bool:
@@ -140,12 +142,8 @@ class _Teardown:
                 self._others[one.id] = one
         return own
 
-    def _report_waiting(self, count: int) -> None:
-        self._progress(f"waiting for {count} node{'s' * (count != 1)} to terminate")
-
     def terminate(self, present: Sequence[Instance], unlisted: Sequence[Resource] = ()) -> list[Resource]:
-        """Terminate and wait. Return those of `unlisted` that AWS does not know; `left` are those that do not
-        end."""
+        """Terminate and wait; `left` do not end. Return those of `unlisted` that AWS does not know."""
         live = [instance for instance in present if instance.live]
         ids = [instance.id for instance in live] + [resource.id for resource in unlisted]
         # Before progress is reported or the journal is written: these may fail, too.
@@ -158,29 +156,27 @@ class _Teardown:
             return list(unlisted)
         if ids:
             self._terminated_some = True
-            self._progress(f"terminating {len(ids)} node{'s' * (len(ids) != 1)}")
+            self._progress(f"terminating {plural(len(ids), 'node')}")
             _journal_termination(live)
         if ids or any(instance.state != "terminated" for instance in present):
-            self.left = tuple(
-                removal.wait_terminated(self._aws, self.instances, progress=self._report_waiting)
+            remaining = removal.wait_terminated(
+                self._aws,
+                self.instances,
+                progress=lambda count: self._progress(f"waiting for {plural(count, 'node')} to terminate"),
             )
+            self.left = tuple(remaining)
         return [resource for resource in unlisted if resource.id in unknown]
 
     def _wait_after_refusal(self, error: AWSError) -> None:
         """Wait for those instances that AWS has agreed to terminate; the others are left."""
         self.reasons.append(error.message)
         self._terminated_some = True
-        self.left = tuple(
-            removal.wait_terminated(self._aws, lambda: [i for i in self.instances() if not i.live])
-        )
+        removal.wait_terminated(self._aws, lambda: [i for i in self.instances() if not i.live])
         self.left = tuple(instance for instance in self.instances() if instance.state != "terminated")
 
     def delete_resources(self) -> None:
-        """Delete what is not an instance, and repeat while something is in use, still listed, or new.
-
-        What EC2 deletes together with an instance (volumes, interfaces) gets some time to disappear by
-        itself.
-        """
+        """Delete what is not an instance, and repeat while something is in use, still listed, or new. What
+        EC2 deletes together with an instance (volumes, interfaces) gets some time to disappear by itself."""
         limits = timing.current()
         began = time.monotonic()
         present = self._resources()
@@ -225,14 +221,12 @@ class _Teardown:
                 if resource.id not in self._deleted:
                     self._progress(f"deleting {resource.kind} {resource.id}")
                 self._deleted[resource.id] = resource
-                if (error := removal.delete(self._aws, resource, new=self._is_new(resource))) is not None:
+                new = self._settling and identity(resource) in map(identity, self._known.resources)
+                if (error := removal.delete(self._aws, resource, new=new)) is not None:
                     errors.append(error)
                 else:
                     self._gone.add(identity(resource))
         return errors
-
-    def _is_new(self, resource: Resource) -> bool:
-        return self._settling and identity(resource) in {identity(one) for one in self._known.resources}
 
     def report(self) -> DownReport:
         """Return what was removed and what is left, and remove the keys of clusters that are gone."""
@@ -262,11 +256,8 @@ def _journal_termination(live: Sequence[Instance]) -> None:
 
 
 def forget(aws: AWS, cluster_ids: set[str]) -> None:
-    """Remove this computer's keys of clusters that are gone.
-
-    An id may come from the tag of any removed resource, so the cluster itself is checked: it must be of this
-    region, without a live node, and not being created right now.
-    """
+    """Remove this computer's keys of clusters that are gone. An id may come from the tag of any removed
+    resource, so the cluster is checked: of this region, without a live node, and not being created."""
     for one in cluster_ids:
         with contextlib.suppress(OSError, CloudDDPError):
             folder = ClusterFolder(one)
@@ -323,7 +314,7 @@ def leftovers(report: DownReport) -> Leftovers:
     because = "".join(f"\n  because: {reason}" for reason in report.reasons)
     count = len(report.left)
     what = (
-        f"{count} resource{'s' * (count != 1)} may remain"
+        f"{plural(count, 'resource')} may remain"
         if count
         else "it is not certain that everything was removed"
     )

@@ -47,11 +47,8 @@ APT::Periodic::Enable "0";
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The id and the keys of one cluster.
-
-    The private host key is in the user data and nowhere else. Every process on a node can read it there, so
-    each node replaces it by a key of its own before any rank runs (host_keys.py).
-    """
+    """The id and the keys of one cluster. The private host key is in the user data only: every
+    process on a node can read it there, so each node replaces it before any rank runs (host_keys.py)."""
 
     cluster_id: str
     public_key: str
@@ -104,19 +101,16 @@ def user_data(
     commands: Sequence[list[str]] = (),
 ) -> str:
     """Return the cloud-config that installs the first host key of a node, arms its deadline, and ends it when
-    it is idle: see idle_files.
+    it is idle (idle_files, armed by runcmd, not during the boot; `commands` come first).
 
     It contains no other secret, and that key is worthless once the node is ready. After the first line it is
     JSON, which is YAML with every value quoted. cloud-init writes the host key before sshd starts (unit order
-    of cloud-init-network), so sshd never presents another one; it does so once per instance (cc_ssh:
-    PER_INSTANCE), so the key that replaced it survives a reboot.
-
-    The timer of idle_files is armed by runcmd, so that it does not fire during the boot; `commands` come
-    first.
+    of cloud-init-network), and once per instance (cc_ssh: PER_INSTANCE), so the key that replaced it survives
+    a reboot.
 
     APT_SETTINGS lets apt-get wait for dpkg's lock, and keeps apt-daily.service, which runs
-    unattended-upgrades in the minutes after the first boot, from taking it and the lock of the package lists,
-    for which apt-get never waits.
+    unattended-upgrades after the first boot, from taking it and the lock of the package lists, for which
+    apt-get never waits.
     """
     deadline = expires.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     lifetime = str(int((expires - created).total_seconds()))
@@ -153,6 +147,5 @@ def user_data(
 
 
 def _unless_it_exists(path: str, text: str) -> str:
-    """Return a shell command that creates a file. bootcmd runs at every boot, and the file may have been
-    changed."""
+    """Return a command for bootcmd, which runs at every boot, that creates a file once: it may be changed."""
     return f"[ -e {path} ] || cat > {path} <<'END'\n{text.rstrip()}\nEND"

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudddp.errors import UsageError
-from cloudddp.text import one_line
+from cloudddp.text import one_line, reason_of
 
 # They need no cluster, so the options that choose one would only make a suggested command longer.
 WITHOUT_OPTIONS = ("init", "sim")
@@ -24,7 +24,8 @@ WITHOUT_OPTIONS = ("init", "sim")
 
 @dataclass(frozen=True, slots=True)
 class GlobalOptions:
-    """The global options as given, before the verb or after it; None and False: not given."""
+    """The options as given that every verb has, before it or after it, and those below that several verbs
+    share; None, False and (): not given. `flags`: the settings among them."""
 
     cluster: str | None = None
     config: str | None = None
@@ -33,6 +34,11 @@ class GlobalOptions:
     sim: bool = False
     verbose: bool = False
     timings: bool = False
+    anyone: bool = False
+    yes: bool = False
+    variables: tuple[str, ...] = ()
+    env_files: tuple[str, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
     def command_line(self, words: Sequence[str]) -> str:
         """Return a command as this user has to type it: with the options that choose the cluster.
@@ -57,20 +63,13 @@ class GlobalOptions:
             "--region": self.region,
             "--profile": self.profile,
         }
-        named = self._named(words, chosen)
+        at = 1  # what the command itself names, right after the verb, and not among the words of a script
+        while at < len(words) and words[at] in chosen:
+            at += 2
         given = ["--sim"] if self.sim else []
         for option, value in chosen.items():
-            given += [option, value] if value and option not in named else []
+            given += [option, value] if value and option not in words[1:at:2] else []
         return shlex.join([program, *given, *words])
-
-    @staticmethod
-    def _named(words: Sequence[str], options: Container[str]) -> Sequence[str]:
-        """Return those of the options that a command itself names, right after the verb: not those of a
-        script."""
-        at = 1
-        while at < len(words) and words[at] in options:
-            at += 2
-        return words[1:at:2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +86,9 @@ class Flag:
 MAX_ENV_FILE = 1 << 20  # bytes of one file
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NAME_HINT = "allowed: letters, digits and '_', not starting with a digit"
-_DOUBLE_QUOTED = re.compile(r'"((?:[^"\\]|\\.)*+)"', re.DOTALL)
+_QUOTED = re.compile(r"""[ \t]*(?:'(?P<single>[^']*)'|"(?P<double>(?:[^"\\]|\\.)*+)")""", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", '"': '"', "\\": "\\", "$": "$"}
-_REST = re.compile(r"[ \t]*(?:#[^\n]*)?(?:\n|\Z)")  # what may follow a quoted value
+_REST = re.compile(r"[^\S\n]*(?:#[^\n]*)?(?:\n|\Z)")  # an empty line; what may follow a quoted value
 
 
 def variable_flags(variables: Sequence[str], files: Sequence[str], environ: Mapping[str, str]) -> list[Flag]:
@@ -113,20 +112,8 @@ def variable_flags(variables: Sequence[str], files: Sequence[str], environ: Mapp
                     hint=f"export it first, or give the value: --env {name}=VALUE",
                 )
             value = environ[name]
-        _check_text(name, value)
         found.append(Flag("--env", "job", "env", {name: value}))
     return found
-
-
-def _check_text(name: str, value: str) -> None:
-    """Raise UsageError for a value that is not UTF-8: the request to the nodes is."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"--env {name}: its value is not UTF-8",
-            hint="encode it, for example with base64, and decode it in the script",
-        ) from None
 
 
 def read_env_file(name: str) -> dict[str, str]:
@@ -136,10 +123,9 @@ def read_env_file(name: str) -> dict[str, str]:
     try:
         with path.open("rb") as file:
             data = file.read(MAX_ENV_FILE + 1)
-    except OSError as error:
-        raise UsageError(f"--env-file {name}: {error.strerror}", hint="give the path of a file") from None
-    except ValueError:  # a NUL in the path
-        raise UsageError(f"--env-file {name!r} is not a path", hint="give the path of a file") from None
+    except (OSError, ValueError) as error:  # the latter: a NUL in the path
+        what = f"--env-file {one_line(name)}: {reason_of(error)}"
+        raise UsageError(what, hint="give the path of a file") from None
     if len(data) > MAX_ENV_FILE:
         raise UsageError(
             f"--env-file {name} is larger than {MAX_ENV_FILE >> 20} MiB",
@@ -163,61 +149,35 @@ def parse_env_file(text: str, origin: str) -> dict[str, str]:
     text = text.replace("\r\n", "\n")
     found: dict[str, str] = {}
     at = 0
+
+    def refused(what: str, hint: str) -> UsageError:
+        return UsageError(f"{origin}, line {text.count(chr(10), 0, at) + 1}: {what}", hint=hint)
+
     while at < len(text):
-        end = text.find("\n", at)
-        end = len(text) if end < 0 else end
-        line = text[at:end]
-        if not line.strip() or line.lstrip().startswith("#"):
-            at = end + 1
+        if empty := _REST.match(text, at):
+            at = empty.end()
             continue
-        name = _name(line, _where(text, at, origin))
-        value, at = _value(text, at + line.index("=") + 1, end, _where(text, at, origin))
+        line = text[at : text.find("\n", at) % (len(text) + 1)]  # to the end of the text, without a line feed
+        before, equals, plain = line.partition("=")
+        name = re.sub(r"\Aexport[ \t]+", "", before.strip())
+        if not equals:
+            raise refused("no '='", "write NAME=VALUE; a value with several lines needs quotes")
+        if not _NAME.fullmatch(name):
+            raise refused("what is before '=' is not the name of a variable", _NAME_HINT)
+        end = at + len(line) + 1
+        if quoted := _QUOTED.match(text, at + len(before) + 1):
+            escaped, value = quoted["double"], quoted["single"] or ""
+            if escaped is not None:
+                value = re.sub(r"\\(.)", lambda one: _ESCAPES.get(one[1], one[0]), escaped, flags=re.DOTALL)
+            if (rest := _REST.match(text, quoted.end())) is None:
+                raise refused("text follows the closing quote", "quote the whole value")
+            end = rest.end()
+        elif (quote := plain.lstrip(" \t")[:1]) in ("'", '"'):
+            raise refused("the quote is not closed", f"end the value with {quote}")
+        else:
+            value = re.split(r"(?<=[ \t])#", plain)[0].strip()
+        if "\0" in value:
+            raise refused("the value contains a NUL character", "remove it")
         found[name] = value
+        at = end
     return found
-
-
-def _where(text: str, at: int, origin: str) -> str:
-    return f"{origin}, line {text.count(chr(10), 0, at) + 1}"
-
-
-def _name(line: str, where: str) -> str:
-    before, equals, _ = line.partition("=")
-    if not equals:
-        raise UsageError(f"{where}: no '='", hint="write NAME=VALUE; a value with several lines needs quotes")
-    name = re.sub(r"\Aexport[ \t]+", "", before.strip())
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"{where}: what is before '=' is not the name of a variable", hint=_NAME_HINT)
-    return name
-
-
-def _value(text: str, start: int, end: int, where: str) -> tuple[str, int]:
-    """Return the value that begins at `start`, in a line that ends at `end`, and where the next line
-    begins."""
-    rest = text[start:end]
-    first = start + len(rest) - len(rest.lstrip(" \t"))
-    quote = text[first : first + 1]
-    if quote not in ("'", '"'):
-        value, after = re.split(r"(?<=[ \t])#", rest)[0].strip(), end + 1
-    else:
-        value, closed = _quoted(text, first, where)
-        follows = _REST.match(text, closed)
-        if follows is None:
-            raise UsageError(f"{where}: text follows the closing quote", hint="quote the whole value")
-        after = follows.end()
-    if "\0" in value:
-        raise UsageError(f"{where}: the value contains a NUL character", hint="remove it")
-    return value, after
-
-
-def _quoted(text: str, first: int, where: str) -> tuple[str, int]:
-    if text[first] == "'":
-        close = text.find("'", first + 1)
-        if close >= 0:
-            return text[first + 1 : close], close + 1
-    elif found := _DOUBLE_QUOTED.match(text, first):
-        return re.sub(r"\\(.)", _unescaped, found[1], flags=re.DOTALL), found.end()
-    raise UsageError(f"{where}: the quote is not closed", hint=f"end the value with {text[first]}")
-
-
-def _unescaped(found: re.Match[str]) -> str:
-    return _ESCAPES.get(found[1], found[0])

@@ -13,10 +13,9 @@ import posixpath
 import re
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from cloudddp.config.package_inputs import LOCK, PROJECT, PackageInputs, local_sources, read, toml
 from cloudddp.config.spec import Config, SetupSpec
@@ -94,13 +93,13 @@ def derived(root: Path, config: Config) -> Config:
     it was sent.)"""
     spec, job = config.setup, config.job
     if copied := tuple(one.place for one in config.data if one.is_s3):
-        job = msgspec.structs.replace(job, scratch=(*job.scratch, *copied))
+        job = replace(job, scratch=(*job.scratch, *copied))
     if spec.environment is None:
-        return msgspec.structs.replace(config, job=job)
+        return replace(config, job=job)
     command, python = installation(spec, read(root, spec), job.python)
-    setup = msgspec.structs.replace(spec, run=(command, *spec.run))
-    job = msgspec.structs.replace(job, python=job.python or python)
-    return msgspec.structs.replace(config, setup=setup, job=job)
+    setup = replace(spec, run=(command, *spec.run))
+    job = replace(job, python=job.python or python)
+    return replace(config, setup=setup, job=job)
 
 
 def installation(spec: SetupSpec, inputs: PackageInputs, python: str = "") -> tuple[str, str]:
@@ -158,7 +157,7 @@ def _listed(spec: SetupSpec, path: str, text: str) -> list[str]:
         return text.splitlines()
     project = _table(toml(text), "project")
     extras = _table(project, "optional-dependencies")
-    found = [project.get("dependencies"), *(extras.get(one) for one in spec.extras)]
+    found = [project.get("dependencies"), *(extras.get(extra) for extra in spec.extras)]
     return [one for some in found if isinstance(some, list) for one in some if isinstance(one, str)]
 
 
@@ -212,7 +211,7 @@ def _exported(spec: SetupSpec) -> str:
 
 
 def _extras(spec: SetupSpec) -> str:
-    return "".join(f" --extra {shlex.quote(one)}" for one in spec.extras)
+    return "".join(f" --extra {shlex.quote(extra)}" for extra in spec.extras)
 
 
 def _uv(spec: SetupSpec, folder: str, lock: str) -> str:

@@ -15,12 +15,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import msgspec
 from msgspec import Meta
 
 from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SharedSpec, SyncSpec
 
-SECTIONS: dict[str, type[msgspec.Struct]] = {
+SECTIONS: dict[str, type[Any]] = {
     "cluster": ClusterSpec,
     "job": JobSpec,
     "sync": SyncSpec,
@@ -94,11 +93,5 @@ def example_name(folder: Path) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """Return a default in TOML syntax."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, tuple):
-        return "[" + ", ".join(map(toml_value, value)) + "]"
-    if isinstance(value, dict):
-        return "{}"
+    """Return a default in TOML syntax, which is that of JSON for all of them."""
     return json.dumps(value)

@@ -13,34 +13,19 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, get_args, get_origin
+from typing import Any, NoReturn, get_args, get_origin
 
 import msgspec
 
-from cloudddp.config import data_checks, gpus, value_checks
+from cloudddp.config import checks
 from cloudddp.config.command_line import Flag
-from cloudddp.config.connection import check_connection
-from cloudddp.config.package_inputs import LOCK, PROJECT
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
-from cloudddp.config.spec import (
-    DATA,
-    MAX_WAIT,
-    ClusterSpec,
-    Config,
-    DataSpec,
-    JobSpec,
-    SetupSpec,
-    SyncSpec,
-    seconds_of,
-    why_not,
-)
+from cloudddp.config.spec import DATA, ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec, why_not
 from cloudddp.errors import Message, UsageError
-from cloudddp.tags import extra_tag_problem, too_many_extra_tags
 from cloudddp.text import one_line
 
 CREATE = Message("create one with `cloudddp init`")
 TABLES = ("env", "tags")  # settings that are tables: all sources are merged, and no variable sets them
-SHORTEST_IDLE = 5.0  # minutes of idle_minutes
 LONGEST = 1 << 20  # bytes of a configuration file
 # CLOUDDDP_* variables that are not settings; any other one is a misspelt setting.
 OTHER_VARIABLES = frozenset(
@@ -136,11 +121,13 @@ def unknown_section(origin: str, section: str) -> NoReturn:
     if section in SECTIONS:
         shown = f"[[{section}]]" if section in LISTS else f"[{section}]"
         raise UsageError(f"{origin}: {section} must be a table", hint=f"write it as {shown}")
-    hint = nearest(section, list(SECTIONS))
-    for name in SECTIONS:
-        if section in fields(name):
-            hint = f"put it under [{name}]"
-    raise UsageError(f"{origin}: unknown section or key {section!r}", hint=hint)
+    raise UsageError(f"{origin}: unknown section or key {section!r}", hint=_place(section, SECTIONS))
+
+
+def _place(key: str, known: Iterable[str]) -> str:
+    """Return the section of a key that is not known where it is; else the names that are."""
+    sections = [name for name in SECTIONS if key in fields(name)]
+    return f"put it under [{sections[0]}]" if sections else nearest(key, list(known))
 
 
 def environment_layers(environ: Mapping[str, str]) -> list[Layer]:
@@ -188,63 +175,17 @@ def resolve(layers: Sequence[Layer]) -> Config:
                 checked = check_value(layer, section, key, value)
                 if key in TABLES:  # so that --env adds to the file's
                     checked = {**chosen[section].get(key, {}), **checked}
-                if key == "tags":
-                    _require(layer.origin_of(section, key), too_many_extra_tags(checked))
                 chosen[section][key] = checked
-    check_connection(cluster := ClusterSpec(**chosen["cluster"]))
-    _check_stall(job := JobSpec(**chosen["job"]))
-    _check_role(cluster, job, lists.get("data", ()))
-    data_checks.check(job, lists.get("data", ()), lists.get("shared", ()))
-    _check_packages(setup := SetupSpec(**chosen["setup"]))
-    return Config(
-        cluster=cluster,
-        job=job,
+    config = Config(
+        cluster=ClusterSpec(**chosen["cluster"]),
+        job=JobSpec(**chosen["job"]),
         sync=SyncSpec(**chosen["sync"]),
-        setup=setup,
+        setup=SetupSpec(**chosen["setup"]),
         **lists,
     )
-
-
-def _check_stall(job: JobSpec) -> None:
-    """Raise UsageError for settings about stalled jobs that contradict others."""
-    if 0 < job.stall_minutes * 60 < job.heartbeat:
-        raise UsageError(
-            f"job.stall_minutes = {job.stall_minutes:g} ({job.stall_minutes * 60:g} s) is below "
-            f"job.heartbeat = {job.heartbeat:g} s, after which a silent node is lost",
-            hint=f"set it to at least {job.heartbeat / 60:g} minutes, or to 0 to watch for no stall",
-        )
-    if job.on_stall == "restart" and not job.retries:
-        raise UsageError(
-            'job.on_stall = "restart" needs job.retries, and those are 0',
-            hint="give --retries N, or choose kill, leave or down",
-        )
-
-
-class RoleUse(NamedTuple):
-    """A setting that needs a role of the nodes, what for, and which file of infra/iam has the policy."""
-
-    setting: str
-    use: str
-    policy: str
-
-
-def uses_of_role(job: JobSpec, data: Sequence[DataSpec]) -> list[RoleUse]:
-    image = job.container if job.container and ".dkr.ecr" in job.container.partition("/")[0] else None
-    found = [
-        ("job.results_s3", job.results_s3, "write there", "README.md"),
-        ("job.container", image, "log in to ECR", "container.json"),
-        *(("[[data]] source", one.source, "read it", "data.json") for one in data if one.is_s3),
-    ]
-    return [RoleUse(f"{name} = {value}", use, policy) for name, value, use, policy in found if value]
-
-
-def _check_role(cluster: ClusterSpec, job: JobSpec, data: Sequence[DataSpec]) -> None:
-    """Raise UsageError where nodes need permissions and have no role that may have them."""
-    for one in uses_of_role(job, data) if cluster.instance_profile is None else ():
-        raise UsageError(
-            f"{one.setting} needs cluster.instance_profile: the nodes {one.use} with its role",
-            hint=f"give --instance-profile PROFILE to `up` (infra/iam/{one.policy} has its policy)",
-        )
+    for what, hint in checks.contradictions(config):
+        raise UsageError(what, hint=hint)
+    return config
 
 
 def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
@@ -260,46 +201,24 @@ def _check_list(layer: Layer, section: str, content: Any) -> tuple[Any, ...]:
             raise UsageError(
                 f"{layer.origin}: [[{section}]] has no {needed}", hint=f'add {needed} = "FOLDER"'
             )
-        if problem := data_checks.problem(spec := kind(**values), found):
-            raise UsageError(f"{layer.origin}: {problem}", hint='give another path = "FOLDER"')
-        found.append(spec)
-    if len(found) > data_checks.MOST:
-        raise UsageError(
-            f"{layer.origin}: {len(found)} times [[{section}]], and at most {data_checks.MOST} are possible",
-            hint="name the folder above them",
-        )
+        found.append(kind(**values))
     return tuple(found)
-
-
-def _check_packages(setup: SetupSpec) -> None:
-    """Raise UsageError for wheels or extras that nothing would install."""
-    if setup.extras and not (setup.environment or "").endswith((LOCK, PROJECT)):
-        raise UsageError(
-            "setup.extras has an effect with pyproject.toml or uv.lock only",
-            hint="name one of them as setup.environment, or list the packages of the extras",
-        )
-    if setup.wheels and setup.environment and setup.environment.endswith((".yml", ".yaml")):
-        raise UsageError(
-            f"setup.wheels has no effect on {setup.environment}: conda installs no wheels",
-            hint="list the packages in requirements.txt, or leave wheels out",
-        )
 
 
 def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
     known = fields(section)
     origin = layer.origin_of(section, key)
     if key not in known:
-        elsewhere = [name for name in SECTIONS if name != section and key in fields(name)]
-        hint = f"put it under [{elsewhere[0]}]" if elsewhere else nearest(key, list(known))
-        raise UsageError(f"{origin}: unknown key {section}.{key}", hint=hint)
-    given = _from_text(known[key], value) if layer.textual else _listed(section, known[key], value)
+        raise UsageError(f"{origin}: unknown key {section}.{key}", hint=_place(key, known))
+    given = _given(layer, section, known[key], value) if isinstance(value, str) else value
     if section == "job" and given == "" and type(None) in get_args(known[key]):
         return None  # switched off for one run
     if key == "instance_type" and isinstance(given, list):
         given = ",".join(map(str, given))
     try:
         checked = msgspec.convert(given, known[key], strict=not layer.textual)
-        _encode(checked)
+        if key != "env":  # raises UnicodeEncodeError for an argument or a variable that was not UTF-8
+            msgspec.json.encode(checked)
     except (msgspec.ValidationError, UnicodeEncodeError):
         checked = None
     # nan passes every comparison, so no limit rejects it
@@ -308,42 +227,9 @@ def check_value(layer: Layer, section: str, key: str, value: Any) -> Any:
             f"{origin}: {section}.{key} = {_shown(key, value)} is not allowed{why_not(key, given)}",
             hint=f"allowed: {allowed(known[key])}",
         )
-    if key == "env":
-        value_checks.environment(origin, checked)
-    if key == "torchrun_args":
-        value_checks.torchrun(origin, checked)
-    if key == "tags":
-        _require(origin, extra_tag_problem(checked))
-    if key == "instance_type" and "." not in checked:
-        _require(origin, gpus.problem(checked), key)
-    if key == "ssh_from":
-        value_checks.ssh_from(origin, checked)
-    too_long = key == "wait_capacity" and seconds_of(checked) > MAX_WAIT
-    # Less would end nodes between two commands.
-    too_short = key == "idle_minutes" and 0 < checked < SHORTEST_IDLE
-    if too_long or too_short:
-        raise UsageError(
-            f"{origin}: cluster.{key} = {checked} is not allowed",
-            hint=f"allowed: {allowed(known[key])}",
-        )
+    if (check := checks.VALUES.get(key)) and (problem := check(checked)):
+        raise UsageError(f"{origin}: {section}.{key}: {problem[0]}", hint=problem[1])
     return checked
-
-
-def _require(origin: str, problem: tuple[str, str] | None, key: str = "tags") -> None:
-    """Raise UsageError for a problem, given as (what is wrong, what is allowed)."""
-    if problem is not None:
-        raise UsageError(f"{origin}: cluster.{key}: {problem[0]}", hint=problem[1])
-
-
-def _encode(value: Any) -> None:
-    """Raise UnicodeEncodeError for text with surrogates: an argument or variable that was not UTF-8."""
-    if isinstance(value, str):
-        value.encode()
-    elif isinstance(value, Mapping):
-        _encode([*value.keys(), *value.values()])
-    elif isinstance(value, (list, tuple)):
-        for one in value:
-            _encode(one)
 
 
 def _shown(key: str, value: Any) -> str:
@@ -356,25 +242,19 @@ def _shown(key: str, value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def _from_text(hint: Any, value: Any) -> Any:
-    """Return the value that a string means: a list for a list setting, a number where a number or a word is
-    allowed."""
+def _given(layer: Layer, section: str, hint: Any, text: str) -> Any:
+    """Return what a string means where a list is allowed: its parts, but in a file one part, and only in
+    [cluster]; a number where one or a list of them is allowed, too, which msgspec does not convert."""
     inner, _ = unwrap(hint)
-    takes_list = any(get_origin(kind) is tuple for kind in (inner, *get_args(inner)))
-    if isinstance(value, str) and takes_list and (get_origin(inner) is tuple or "," in value):
-        parts = [part.strip() for part in value.split(",") if part.strip()]
-        return parts if get_origin(inner) is tuple else [_numeric(part) for part in parts]
-    return _numeric(value) if takes_list else value
-
-
-def _listed(section: str, hint: Any, value: Any) -> Any:
-    """Return a list for one string where [cluster] takes a list: zones = "us-east-1a"; and a number where a
-    word is allowed, too: nproc_per_node = "2"."""
-    if get_origin(unwrap(hint)[0]) is not tuple:
-        return _from_text(hint, value)
-    return [value] if section == "cluster" and isinstance(value, str) else value
-
-
-def _numeric(value: Any) -> Any:
-    """Turn '4' into 4 where the field is a union of number and word, which msgspec does not convert."""
-    return int(value) if isinstance(value, str) and re.fullmatch(r"\d{1,9}", value) else value
+    is_list = get_origin(inner) is tuple
+    if not is_list and all(get_origin(kind) is not tuple for kind in get_args(inner)):
+        return text
+    if is_list and not layer.textual:
+        return [text] if section == "cluster" else text
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if is_list:
+        return parts
+    numbers = [
+        int(part) if re.fullmatch(r"\d{1,9}", part) else part for part in (parts if "," in text else [text])
+    ]
+    return numbers if "," in text else numbers[0]

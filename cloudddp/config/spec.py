@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import posixpath
 import re
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self
 
-import msgspec
 from msgspec import Meta
 
 from cloudddp.config import gpus
@@ -109,8 +109,9 @@ _TYPE = r"[a-z][a-z0-9-]*\.[a-z0-9-]+"
 _GPU = r"[A-Za-z0-9-]{1,20}(:[1-9]\d?)?"
 
 
-class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """[cluster]: the nodes, where they run, and when they terminate."""
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The cluster's name, how many nodes it has, of which types, and where they run."""
 
     name: Name = "default"
     nodes: Annotated[int, limited(ge=1, le=MAX_NODES)] = 2
@@ -121,13 +122,6 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
             pattern=rf"^({_TYPE}(,{_TYPE}){{0,9}}|{_GPU})\Z",
         ),
     ] = "g5.xlarge"
-    max_hours: Annotated[float, limited(gt=0, le=336)] = 8.0
-    idle_minutes: Annotated[
-        float,
-        limited(allowed="0, or a number from 5 to 20160", ge=0, le=20160),
-    ] = 60.0
-    max_cost: Annotated[float, limited(gt=0, le=1e7)] | None = None
-    price: Annotated[float, limited(gt=0, le=1e4)] | None = None
     spot: Annotated[bool | Literal["prefer"], limited(allowed="true, false or 'prefer'")] = False
     reservation: (
         Annotated[str, limited(allowed="an id such as cr-0123456789abcdef0", pattern=r"^cr-[0-9a-f]{8,17}\Z")]
@@ -158,13 +152,50 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     subnets: Annotated[tuple[Subnet, ...], limited(max_length=50)] = ()
-    image: Annotated[
-        str,
-        limited(
-            allowed="an image id (ami-...) or the name of an SSM parameter (/...)",
-            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
-        ),
-    ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        """The instance types that would do, in order. All nodes are of one of them."""
+        return gpus.types(self.instance_type) or tuple(dict.fromkeys(self.instance_type.split(",")))
+
+    @property
+    def title(self) -> str:
+        """Nodes and types, for messages: 2 x p5.48xlarge or p4d.24xlarge."""
+        return f"{self.nodes} x {' or '.join(self.types)}"
+
+    @property
+    def label(self) -> str:
+        """Type and market of a candidate."""
+        return f"{self.instance_type} {'spot' if self.spot else 'on demand'}"
+
+    @property
+    def candidates(self) -> tuple[Self, ...]:
+        """The settings for each type and market, in the order of the list: a type's spot instances before its
+        on-demand ones."""
+        markets = (True, False) if self.spot == "prefer" else (self.spot,)
+        return tuple(
+            replace(self, instance_type=one, spot=market) for one in self.types for market in markets
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lifetime:
+    """When the nodes terminate, and what they may cost."""
+
+    max_hours: Annotated[float, limited(gt=0, le=336)] = 8.0
+    idle_minutes: Annotated[
+        float,
+        limited(allowed="0, or a number from 5 to 20160", ge=0, le=20160),
+    ] = 60.0
+    max_cost: Annotated[float, limited(gt=0, le=1e7)] | None = None
+    price: Annotated[float, limited(gt=0, le=1e4)] | None = None
+    ready_minutes: Annotated[float, limited(gt=0, le=120)] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Access:
+    """How this computer reaches the nodes."""
+
     user: Annotated[str, limited(allowed="a Unix user name", pattern=r"^[a-z_][a-z0-9_-]{0,31}\Z")] | None = (
         None
     )
@@ -196,6 +227,19 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """What each node is created with: its image, disk, role and tags."""
+
+    image: Annotated[
+        str,
+        limited(
+            allowed="an image id (ami-...) or the name of an SSM parameter (/...)",
+            pattern=r"^(ami-[0-9a-f]+|/[A-Za-z0-9_.{}/-]+)\Z",
+        ),
+    ] = "/aws/service/deeplearning/ami/{arch}/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
     disk_gb: Annotated[int, limited(ge=8, le=16384)] = 150
     disk_throughput: Annotated[int, limited(ge=125, le=2000)] = 500
     volume_init_rate: Annotated[int, limited(ge=100, le=300)] | None = None
@@ -223,37 +267,16 @@ class ClusterSpec(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     imds_hop_limit: Literal[1, 2] = 1
-    tags: Annotated[dict[str, str], limited(allowed="a table of KEY = 'value'")] = {}
-    ready_minutes: Annotated[float, limited(gt=0, le=120)] | None = None
-
-    @property
-    def types(self) -> tuple[str, ...]:
-        """The instance types that would do, in order. All nodes are of one of them."""
-        return gpus.types(self.instance_type) or tuple(dict.fromkeys(self.instance_type.split(",")))
-
-    @property
-    def title(self) -> str:
-        """Nodes and types, for messages: 2 x p5.48xlarge or p4d.24xlarge."""
-        return f"{self.nodes} x {' or '.join(self.types)}"
-
-    @property
-    def label(self) -> str:
-        """Type and market of a candidate."""
-        return f"{self.instance_type} {'spot' if self.spot else 'on demand'}"
-
-    @property
-    def candidates(self) -> tuple[ClusterSpec, ...]:
-        """The settings for each type and market, in the order of the list: a type's spot instances before its
-        on-demand ones."""
-        markets = (True, False) if self.spot == "prefer" else (self.spot,)
-        return tuple(
-            msgspec.structs.replace(self, instance_type=one, spot=market)
-            for one in self.types
-            for market in markets
-        )
+    tags: Annotated[dict[str, str], limited(allowed="a table of KEY = 'value'")] = field(default_factory=dict)
 
 
-class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ClusterSpec(Machine, Access, Lifetime, Placement):
+    """[cluster]: the nodes, where they run, and when they terminate."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSpec:
     """[job]: how ranks are started."""
 
     nproc_per_node: Annotated[
@@ -293,7 +316,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         | None
     ) = None
     notify: Annotated[str, limited(allowed=NOTIFY, pattern=rf"^({_NOTIFY})\Z")] | None = None
-    env: dict[str, str] = {}
+    env: dict[str, str] = field(default_factory=dict)
 
     @property
     def notify_target(self) -> str:
@@ -319,7 +342,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.outputs or ("runs",)
 
 
-class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class SyncSpec:
     """[sync]: which files are sent to the nodes."""
 
     exclude: tuple[str, ...] = ()
@@ -327,7 +351,8 @@ class SyncSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_mb: Annotated[float, limited(gt=0, le=1e7)] = 512.0
 
 
-class SetupSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class SetupSpec:
     """[setup]: packages and commands, installed and run on every node in the project's folder, after the
     sync, and again only when something changes that they read."""
 
@@ -353,7 +378,8 @@ RESULTS = "results"  # where `pull` puts them; never sent to the nodes
 DATA = "CLOUDDDP_DATA_"  # beginning of the variables of [[data]], which ranks have
 
 
-class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class DataSpec:
     """[[data]]: folders that jobs read; the section may be repeated. They do not count against sync.max_mb,
     and the variable `CLOUDDDP_DATA_PATH`, with the path in capitals, has where a folder is on the nodes."""
 
@@ -387,7 +413,8 @@ class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
 NODE_0 = "node0"  # as the source of a shared folder
 
 
-class SharedSpec(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class SharedSpec:
     """[[shared]]: folders that all nodes read and write; the section may be repeated."""
 
     path: Relative
@@ -404,7 +431,8 @@ class SharedSpec(msgspec.Struct, frozen=True, kw_only=True):
         return posixpath.normpath(self.path)
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class Config:
     """All settings."""
 
     cluster: ClusterSpec = ClusterSpec()
@@ -425,7 +453,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         return {one.variable: one.place for one in self.data}
 
 
-def connection_mode(spec: ClusterSpec) -> str:
+def connection_mode(spec: Access) -> str:
     """Return which address of a node is used, as `connect` has it. Only `public` nodes have a public address.
 
     A proxy command alone needs none: AWS's Session Manager and EC2 Instance Connect Endpoints reach private

@@ -60,11 +60,11 @@ class Timing:
     unknown_id: float = 30.0  # in which TerminateInstances may not find a new instance, likewise
     clean_up: float = 600.0  # until the places of ended instances return to a capacity reservation
     still_listed: float = 30.0  # in which AWS may still list a deleted resource, likewise
-    at_stake: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
+    unsaved_work: float = 5.0  # for all nodes to report, before `down`, results that were not pulled
     capacity_first: float = 15.0  # until the second attempt to launch, while no zone has capacity
     capacity_longest: float = 300.0  # between two attempts
     # Until `up` looks up image, price and its own address again, while it waits for capacity.
-    look_again: float = 600.0
+    refresh_interval: float = 600.0
     gpus: float = 60.0  # for a node that has booted to show its GPUs
     torch: float = 600.0  # for the first import of torch, from a cold disk, and the use of each GPU
     minute: float = 60.0  # of the minutes that a node may take to boot (ready_minutes)
@@ -76,9 +76,7 @@ class Timing:
 
 def current() -> Timing:
     """Return the limits of this process. Raises UsageError unless the scale is a number from 0.02 to 1."""
-    text = os.environ.get(VARIABLE)
-    if text is None:
-        return Timing()
+    text = os.environ.get(VARIABLE, "1")
     try:
         scale = float(text)
     except ValueError:

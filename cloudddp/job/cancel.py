@@ -38,21 +38,13 @@ class Cancelled:
 
 
 def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
-    """Stop every rank of a job on every node, or its setup.
-
-    Raises NodeError where processes survive, where nothing was stopped of a job that has not ended, or where
-    a node cannot be reached.
-    """
+    """Stop every rank of a job on every node, or its setup. Raises NodeError where processes survive, where
+    nothing was stopped of a job that has not ended, or where a node cannot be reached."""
     request = KillRequest(job_id, grace, secrets.token_hex(8))
-    outcome = runner.each(lambda node: _kill(runner, node, request), fatal=lambda _: False)
-    replies = outcome.all()
-    surviving = {node: reply.left for node, reply in replies.items() if reply.left}
-    if surviving:
-        counts = ", ".join(f"{count} on node {node}" for node, count in surviving.items())
-        raise NodeError(
-            f"processes could not be killed: {counts}",
-            hint="repeat the cancel; `cloudddp down` terminates the nodes",
-        )
+    again = "repeat the cancel; `cloudddp down` terminates the nodes"
+    replies = runner.each(lambda node: _kill(runner, node, request), fatal=lambda _: False).all()
+    if surviving := [f"{reply.left} on node {node}" for node, reply in replies.items() if reply.left]:
+        raise NodeError(f"processes could not be killed: {', '.join(surviving)}", hint=again)
     done = Cancelled(
         ranks=sum(reply.ranks for reply in replies.values()),
         processes=sum(reply.ended for reply in replies.values()),
@@ -60,22 +52,18 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
         training=TrainingStatus.from_replies(reply.training for reply in replies.values()),
         started=any(reply.started for reply in replies.values() if reply.phase is not None),
     )
-    going_on = {node: reply.phase for node, reply in replies.items() if reply.phase and not reply.phase.ended}
-    if going_on and not done.text:
-        node, phase = next(iter(going_on.items()))
+    going_on = ((node, reply.phase) for node, reply in replies.items() if reply.phase)
+    for node, phase in ((node, phase) for node, phase in going_on if not (done.text or phase.ended)):
         raise NodeError(
             f"job {job_id}: nothing of it was stopped, and node {node} reports it as {phase.value}",
-            hint="repeat the cancel; `cloudddp down` terminates the nodes",
+            hint=again,
         )
     return done
 
 
 def abort_launch(runner: Runner, job_id: str, *, grace: float = 1.0, forget: bool = False) -> list[int]:
-    """Stop everything that an interrupted or failed launch has started; return the nodes on which processes
-    may be left. `forget`: no record of the job stays on the nodes.
-
-    It opens new connections, since the failure or the interrupt has closed the old ones.
-    """
+    """Stop everything that an interrupted or failed launch has started, over new connections; return the
+    nodes on which processes may be left. `forget`: no record of the job stays on the nodes."""
     request = KillRequest(job_id, grace, secrets.token_hex(8), forget)
 
     def stop(node: int) -> bool:

@@ -50,8 +50,8 @@ def cause(states: Mapping[int, JobState]) -> str:
 def failed_setup(states: Mapping[int, JobState]) -> int | None:
     """Return the node on which the setup of a job has failed; None for none."""
     # Of several, one that was rebooted: the others were stopped because of it.
-    setups = [(one.rebooted is None, node) for node, one in states.items() if one.setup]
-    return min(setups)[1] if setups else None
+    setups = [node for node, one in states.items() if one.setup]
+    return min(setups, key=lambda node: (states[node].rebooted is None, node), default=None)
 
 
 def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
@@ -61,18 +61,14 @@ def why(verdict: Verdict, states: Mapping[int, JobState]) -> str:
         return ""
     if (known := states.get(first.node)) is not None and known.setup:
         return setup_ending(first.node, known)
-    reboots = rebooted(states)
-    restarted = "; ".join(
-        f"node {node} was rebooted while the job ran (it started again at {_time(at)})"
-        for node, at in reboots.items()
-    )
+    reboots, what = rebooted(states), "was rebooted while the job ran (it started again at"
+    restarted = "; ".join(f"node {node} {what} {_time(at)})" for node, at in reboots.items())
     if first.node in reboots and (first.signal or first.cause in (Cause.AGENT, Cause.SILENT)):
         return f"{restarted}; its ranks ended with it"
     return "; ".join(filter(None, (sentence(first), restarted)))
 
 
 def setup_ending(node: int, state: JobState) -> str:
-    """Return how the setup of a job ended on a node, in words."""
     if state.rebooted is not None:
         return f"node {node} was rebooted during its setup (it started again at {_time(state.rebooted)})"
     if state.exit_code is None:
@@ -85,10 +81,7 @@ def _time(seconds: float) -> str:
 
 
 def sentence(failure: Failure) -> str:
-    """Return what failed, in words: `rank 2 on node 1 was killed by SIGKILL`.
-
-    A rank that had exited with code 0 before comes first where it is the likely cause.
-    """
+    """Return `rank 2 on node 1 was killed by SIGKILL`, and a rank that had exited with code 0 before it."""
     longest = _LONGEST_STALL if failure.cause is Cause.STALL else LONGEST_DETAIL
     what, exited = what_failed(failure, one_line(failure.detail, longest)), failure.exited
     if exited is None:
@@ -108,10 +101,8 @@ def advice(
     error: LastError, *, simulated: bool, environment: str, listed: bool, why_missing: Callable[[str], str]
 ) -> str:
     """Return what to do about a job that failed for a known reason, from its error; '' for any other.
-
     `environment`: the file that lists the project's packages, '' for none; `listed`: [setup] names it.
-    `why_missing` returns why a rank has not found a file, '' where that is unknown.
-    """
+    `why_missing` returns why a rank has not found a file, '' where that is unknown."""
     text = "\n".join(error.lines)
     if found := MISSING_MODULE.search(text):
         name = found[1].partition(".")[0]
@@ -120,9 +111,9 @@ def advice(
                 "install torch on this computer, whose packages simulated nodes use, or into the "
                 "environment that [job] python or [setup] names"
             )
+        if listed and environment.endswith("uv.lock"):
+            return f"run `uv add` with the package that provides {name}: the next launch installs it"
         if listed:
-            if environment.endswith("uv.lock"):
-                return f"run `uv add` with the package that provides {name}: the next launch installs it"
             return f"add the package that provides {name} to {environment}: the next launch installs it"
         file = environment or "requirements.txt"
         first = "" if environment else f"list the package that provides {name} in {file}, and "

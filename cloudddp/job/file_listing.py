@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import os
 import re
-import stat
 import subprocess
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -34,17 +33,10 @@ NEVER_SENT = (
 
 # What git sets for hooks, aliases and `rebase --exec` (`git rev-parse --local-env-vars`): another repository
 # than the project's.
-_GIT_VARIABLES = (
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_COMMON_DIR",
-    "GIT_DIR",
-    "GIT_IMPLICIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_NAMESPACE",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_PREFIX",
-    "GIT_WORK_TREE",
-)
+_GIT_VARIABLES = """
+    GIT_ALTERNATE_OBJECT_DIRECTORIES GIT_COMMON_DIR GIT_DIR GIT_IMPLICIT_WORK_TREE GIT_INDEX_FILE
+    GIT_NAMESPACE GIT_OBJECT_DIRECTORY GIT_PREFIX GIT_WORK_TREE
+    """.split()
 
 
 def is_below(name: str, folders: Iterable[str]) -> bool:
@@ -111,8 +103,7 @@ def include_ignored(
     included: Callable[[str], bool],
     on_error: Callable[[OSError], None] | None = None,
 ) -> None:
-    """Add the files that match, whether or not they are ignored. `on_error` gets a folder that cannot be
-    read."""
+    """Add the files that match, also ignored ones. `on_error` gets a folder that cannot be read."""
     excluded = matcher(NEVER_SENT)
     for folder, folders, files in os.walk(root, onerror=on_error):
         below = os.path.relpath(folder, root)
@@ -147,8 +138,8 @@ def git(root: Path, *arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def _in_repository(root: Path) -> bool:
-    """Return whether git decides which files to send. Raises UsageError for a repository that git cannot
-    read: its ignored files would be sent."""
+    """Return whether git decides which files to send. Raises UsageError where git cannot read its
+    repository."""
     top = project.repository_of(resolved(root))
     if top is None:
         return False
@@ -184,22 +175,15 @@ def _git_list(listed: Listed, root: Path, prefix: str = "") -> None:
         name = prefix + os.fsdecode(raw)
         if raw == b"./":  # this folder is itself an entry: a submodule that was never fetched
             listed.unfetched.append(prefix.rstrip("/"))
-        elif raw and _is_folder(f"{root}/{name}"):  # a submodule, or a repository inside this one
+        elif raw and os.path.isdir(path := f"{root}/{name}") and not os.path.islink(path):  # noqa: PTH112, PTH114
+            # A submodule, or a repository inside this one.
             _git_list(listed, root, name.rstrip("/") + "/")
         elif raw:
             listed.add(name, tracked=line[:1] != b"?")
 
 
-def _is_folder(path: str) -> bool:
-    try:
-        return stat.S_ISDIR(os.lstat(path).st_mode)
-    except OSError:
-        return False
-
-
 def _walk(listed: Listed, root: Path) -> None:
-    """List the files of a project that is not a repository. A folder's .gitignore applies to everything below
-    it."""
+    """List the files of a project that is no repository. A .gitignore applies to all below its folder."""
     listed.ignored = []
     stack: list[tuple[str, tuple[tuple[str, Callable[[str], bool | None]], ...]]] = [("", ())]
     excluded = matcher(NEVER_SENT)
@@ -236,10 +220,7 @@ def _ignore_file(path: Path) -> Callable[[str], bool | None] | None:
         text = path.read_text(encoding="utf-8-sig", errors="surrogateescape")  # git skips a byte order mark
     except OSError:
         return None
-    try:
-        spec = pathspec.GitIgnoreSpec.from_lines(lines := text.splitlines())
-    except (ValueError, re.error):
-        spec = pathspec.GitIgnoreSpec.from_lines(filter(is_pattern, lines))
+    spec = pathspec.GitIgnoreSpec.from_lines(filter(is_pattern, text.splitlines()))
     return lambda name: spec.check_file(_matchable(name)).include
 
 

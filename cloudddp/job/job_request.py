@@ -1,10 +1,6 @@
-"""A job that is to be started, as `launch`, `run` and `resume` ask for it: its id, and its script as a file
-of the project. The user types a path (of a Python script, or another program), or a module as `python -m`
-finds it.
-
-The file is resolved on the laptop, so that a misspelt script is refused before any node is created. The
-records of launches need this module, too, which `status` reads: so it imports nothing that takes long.
-"""
+"""A job that is to be started: its id, and its script as a file of the project. The user types a path (of a
+Python script, or another program), or a module as `python -m` finds it; a misspelt one is refused before any
+node is created. `status` needs this module, too: it imports nothing that takes long."""
 
 from __future__ import annotations
 
@@ -31,8 +27,7 @@ _DIGITS = string.digits + string.ascii_lowercase  # in ASCII order
 
 def _new_id() -> str:
     """Return a new job's id. Ids sort by time, to 1/1296 s: the first two of the last digits. The other two
-    are random; launch_record.keep refuses an id that another job of the cluster, launched on this computer,
-    has."""
+    are random; launch_record.keep refuses an id that another job of the cluster has."""
     now = datetime.now(UTC)
     part = now.microsecond * len(_DIGITS) ** 2 // 1_000_000
     high, low = divmod(part, len(_DIGITS))
@@ -55,7 +50,7 @@ class Script:
 
     @property
     def argv(self) -> list[str]:
-        """Return the arguments of Python. A program is started through Python, too, so that it gets the same
+        """The arguments of Python, through which programs are started, too, so that all get one
         environment."""
         return ["-ISc", _EXEC, *self.program, *self.args] if self.program else self._words
 
@@ -71,9 +66,8 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class NewJob:
-    """`poweroff`: minutes without a use after the job, until the nodes end; None: they do not. `keep`:
-    likewise after a stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues,
-    or ''."""
+    """`poweroff`: minutes without a use after the job, until the nodes end, if they do; `keep`: likewise
+    after a stall, with on_stall = "down". `resumed_from`: the id of the job that this one continues."""
 
     script: Script
     poweroff: float | None = None
@@ -84,23 +78,13 @@ class NewJob:
 
 SHOWN = 10  # names in a hint
 # Programs that start the ranks themselves, or Python, with the words that come before the script.
-STARTERS = {
-    "accelerate": ("launch",),
-    "lightning": ("run",),
-    "fabric": ("run",),
-    "uv": ("run",),
-    "poetry": ("run",),
-    "pipenv": ("run",),
-    "conda": ("run",),
-    "pixi": ("run",),
-    "deepspeed": (),
-    "colossalai": ("run",),
-    "mpirun": (),
-    "mpiexec": (),
-    "srun": (),
-}
 # Those that also install what the project needs, which the nodes do in [setup].
 INSTALLERS = ("uv", "poetry", "pipenv", "conda", "pixi")
+STARTERS: Mapping[str, tuple[str, ...]] = {
+    "accelerate": ("launch",),
+    **dict.fromkeys((*INSTALLERS, "lightning", "fabric", "colossalai"), ("run",)),
+    **dict.fromkeys(("deepspeed", "mpirun", "mpiexec", "srun"), ()),
+}
 SHELLS = (".sh", ".bash")
 # setdefault() is not matched: it keeps torchrun's value.
 _LOCALHOST = re.compile(
@@ -112,13 +96,9 @@ TORCHRUN = ("python", "python3", "torchrun", "torch.distributed.run", "torch.dis
 def find_script(
     root: Path, here: Path, script: Script, listed: Collection[str], env: Mapping[str, str] | None = None
 ) -> tuple[Script, str]:
-    """Return the script by its path in the project `root`, and its file; a module stays as it is. The file
-    need not be among those that are sent.
-
-    `here` is the user's current folder, `listed` the paths of the project, for hints about modules, `env` the
-    variables of the ranks, whose PYTHONPATH may name more folders of the project with modules. Raises
-    UsageError.
-    """
+    """Return the script by its path in the project `root`, and its file; a module stays as it is. `here`: the
+    user's current folder; `listed`: the paths of the project, for hints; `env`: the variables of the ranks,
+    whose PYTHONPATH may name more folders with modules. Raises UsageError."""
     if script.module:
         return script, _module(root, here, script.target, listed, env or {})
     target = script.target
@@ -132,8 +112,7 @@ def find_script(
 
 
 def _program(path: Path, file: str) -> tuple[str, ...]:
-    """Return the words that start a file which is not written in Python, () for one that is. Raises
-    UsageError."""
+    """Return the words that start a file, () for one that is written in Python. Raises UsageError."""
     if file.endswith(".ipynb"):
         name = shlex.quote(file)
         raise UsageError(
@@ -157,8 +136,7 @@ def _program(path: Path, file: str) -> tuple[str, ...]:
 
 
 def localhost_line(path: Path) -> int:
-    """Return the number of the first line that sets the rendezvous address to localhost; 0 if there is none,
-    or the file cannot be read."""
+    """Return the number of the first line that sets the rendezvous address to localhost, 0 for none."""
     with contextlib.suppress(OSError), path.open(encoding="utf-8", errors="replace") as opened:
         for number, line in enumerate(opened, 1):
             if _LOCALHOST.search(line.partition("#")[0]):
@@ -177,14 +155,8 @@ def _entry_points(root: Path) -> Collection[str]:
 
 def _starter(here: Path, root: Path, target: str, args: Sequence[str]) -> UsageError:
     """Return the error for a program that would start the ranks, or Python, with the command that works."""
-    at = next(
-        (
-            i
-            for i, word in enumerate(args)
-            if word == "-m" or (here / word).is_file() or (root / word).is_file()
-        ),
-        None,
-    )
+    is_script = [word == "-m" or (here / word).is_file() or (root / word).is_file() for word in args]
+    at = is_script.index(True) if any(is_script) else None
     rest = ["SCRIPT"] if at is None else list(args[at:])
     omitted = [target, *(args[:at] if at is not None else STARTERS.get(target, ()))]
     installs = "; install what it needs with [setup] run in cloudddp.toml" if target in INSTALLERS else ""
@@ -220,7 +192,9 @@ def _path(root: Path, here: Path, target: str, listed: Collection[str]) -> str:
 
 def _module(root: Path, here: Path, target: str, sent: Collection[str], env: Mapping[str, str]) -> str:
     """Return the path of the file that `python -m TARGET` runs in the project's folder."""
-    folders = ["", *_relative(env.get("PYTHONPATH", ""))]
+    cleaned = [os.path.normpath(one) for one in env.get("PYTHONPATH", "").split(":") if one]
+    # In the project: ranks start in its folder.
+    folders = ["", *(one for one in cleaned if one != "." and not one.startswith(("/", "..")))]
     for folder in folders if all(target.split(".")) and "/" not in target else ():
         if file := _file_of(root, folder, target):
             return file
@@ -236,17 +210,9 @@ def _module(root: Path, here: Path, target: str, sent: Collection[str], env: Map
     raise UsageError(what, hint=_advice(root, here, target, sent))
 
 
-def _relative(path: str) -> list[str]:
-    """Return the folders of a PYTHONPATH that lie in the project: ranks start in its folder."""
-    cleaned = (os.path.normpath(entry) for entry in path.split(":") if entry and not entry.startswith("/"))
-    return [entry for entry in cleaned if not entry.startswith("..") and entry != "."]
-
-
 def _file_of(root: Path, folder: str, target: str) -> str:
-    """Return the file of a module below a folder of the project, or '', by Python's own order of precedence.
-
-    A package with __init__.py precedes a file of that name, which precedes a folder without __init__.py.
-    """
+    """Return the file of a module below a folder of the project, or '', by Python's order: a package with
+    __init__.py, a file of that name, a folder without __init__.py."""
     parts = target.split(".")
     for end in range(1, len(parts)):
         parent = root / folder / Path(*parts[:end])
@@ -289,7 +255,6 @@ def _advice(root: Path, here: Path, target: str, sent: Collection[str]) -> str:
 
 
 def _modules(sent: Collection[str]) -> Iterator[str]:
-    """Yield the modules of the project that `-m` could start."""
     for name in sent:
         if name.endswith(".py") and not name.endswith("/__init__.py"):
             yield name.removesuffix(".py").removesuffix("/__main__").replace("/", ".")

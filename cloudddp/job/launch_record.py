@@ -1,16 +1,13 @@
-"""What a job was launched with, recorded on this computer: `resume` starts it again on other nodes from that,
-and `pull` finds its results in Amazon S3 when the nodes are gone.
-
-Values of variables and job.notify may be secret and are never recorded. They come from where they came from
-at the launch: the configuration file, a file of variables, this computer's environment. A value that was
-given on the command line has to be given again.
-"""
+"""What a job was launched with, recorded on this computer: `resume` starts it again from that, and `pull`
+finds its results in Amazon S3. Values of variables and job.notify may be secret and are never recorded: they
+come from where they came from, and one of the command line has to be given again."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -32,7 +29,8 @@ _Text = Annotated[str, Meta(max_length=1 << 20)]
 _Texts = Annotated[tuple[_Text, ...], Meta(max_length=1 << 16)]
 
 
-class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class LaunchFacts:
     """What only the report of the job needs. `nodes`: rank, id, type and zone; `hour`: USD of one node;
     `changed`: lines of `git status`."""
 
@@ -44,12 +42,10 @@ class LaunchFacts(msgspec.Struct, frozen=True, kw_only=True):
     diff: _Text = ""
 
 
-class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job as it was launched. `config` has no value of a variable; `names` are those of all variables.
-
-    `given` are the variables whose values were on the command line, `passed` those that came from the
-    environment.
-    """
+@dataclass(frozen=True, kw_only=True)
+class LaunchRecord:
+    """A job as it was launched. `config` has no value of a variable; `names` are those of all variables,
+    `given` those whose values were on the command line, `passed` those that came from the environment."""
 
     job: _Text
     root: _Text
@@ -82,11 +78,13 @@ def of_launch(
     files: Sequence[Path],
     variables: Sequence[str],
     env_files: Sequence[str],
-    nodes: Sequence[str],
+    nodes: tuple[str, ...],
+    facts: LaunchFacts | None = None,
+    continues: tuple[str, ...] = (),
 ) -> LaunchRecord:
     """Return the record of a job that is about to be launched. `variables` are the values of -e."""
-    without = msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, env={}, notify=None))
-    names = [(name, bool(equals)) for name, equals, _ in (one.partition("=") for one in variables)]
+    without = replace(config, job=replace(config.job, env={}, notify=None))
+    names = [(name, bool(equals)) for name, equals, _ in (variable.partition("=") for variable in variables)]
     return LaunchRecord(
         job=job.id,
         root=str(root),
@@ -99,16 +97,18 @@ def of_launch(
         given=tuple(dict.fromkeys(name for name, has_value in names if has_value)),
         passed=tuple(dict.fromkeys(name for name, has_value in names if not has_value)),
         env_files=tuple(str(Path(name).absolute()) for name in env_files),
-        nodes=tuple(nodes),
         poweroff=job.poweroff,
         keep=job.keep,
         resumed_from=job.resumed_from,
+        nodes=nodes,
+        facts=facts,
+        continues=continues,
     )
 
 
 def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
-    """Write the record of a new job. Raises CloudDDPError if another job has the same id, since jobs are
-    ended by id; OSError, UsageError."""
+    """Write the record of a new job. Raises CloudDDPError where another one has its id; OSError,
+    UsageError."""
     try:
         # msgspec's encoder refuses bytes that are not UTF-8, which a path and an argument may have.
         folder.write_new(folder.job(record.job), json.dumps(msgspec.to_builtins(record)))
@@ -119,16 +119,9 @@ def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
         ) from None
 
 
-def drop(folder: ClusterFolder, job_id: str) -> None:
-    """Forget a job that was not started."""
-    folder.remove(folder.job(job_id))
-
-
 def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
-    """Return the job of that id (or of its unique beginning), or the newest. Raises CloudDDPError for
-    none."""
-    ids = [one for one in folder.jobs() if has_job_id_format(one)]
-    if not ids:
+    """Return the job as `choose` does, from its record. Raises CloudDDPError for none."""
+    if not (ids := [job for job in folder.jobs() if has_job_id_format(job)]):
         raise CloudDDPError(
             "no job of this cluster was launched from this computer, so none can be resumed here",
             hint="start one: `cloudddp launch SCRIPT`",
@@ -153,7 +146,7 @@ def choose(ids: Sequence[str], wanted: str | None, unknown: str) -> str:
 def in_s3(folders: Iterable[ClusterFolder], wanted: str | None) -> LaunchRecord | None:
     """Return the job of that id (or of its unique beginning), or the newest, whose nodes were told to copy
     its results to S3; None if there is none. Records that cannot be read are skipped."""
-    found = {one.job: one for one in _records(folders, wanted or "")}
+    found = {record.job: record for record in _records(folders) if record.job.startswith(wanted or "")}
     if wanted is not None and len(found) > 1 and wanted not in found:
         return None
     copied = {job_id: one for job_id, one in found.items() if one.config.job.results_s3 is not None}
@@ -166,32 +159,30 @@ def note_put_back(folder: ClusterFolder, root: Path, jobs: Iterable[str]) -> Non
 
 
 def continued_on(folder: ClusterFolder, root: Path) -> tuple[str, ...]:
-    """Return the jobs that a job of a project continues if it is launched now: those whose results were put
-    on the nodes, and those that ran there."""
+    """Return the jobs whose results were put on the nodes, and those that ran there, of the same project."""
     project, *put_back = (folder.read(folder.restored) or "\n").splitlines()
     return tuple(sorted({*(put_back if project == project_id(root) else ()), *jobs_of(folder, root)}))
 
 
 def jobs_of(folder: ClusterFolder, root: Path) -> list[str]:
     """Return the jobs of a project that were launched on a cluster from this computer, the newest last."""
-    return [one.job for one in _records([folder]) if one.root == str(root)]
+    return [record.job for record in _records([folder]) if record.root == str(root)]
 
 
 def chain_of(job_id: str) -> tuple[list[str], list[str]]:
-    """Return the jobs that a job continued and itself, the oldest first; and those that continued it, as far
-    as they were launched from this computer."""
-    found = {one.job: one for one in _records(all_folders())}
+    """Return the jobs that a job continued and itself, the oldest first; and those known that continued
+    it."""
+    found = {record.job: record for record in _records(all_folders())}
     before = found[job_id].continues if job_id in found else ()
-    return [*filter(is_job_id, before), job_id], [
-        one.job for one in found.values() if job_id in one.continues
-    ]
+    later = [one.job for one in found.values() if job_id in one.continues]
+    return [*filter(is_job_id, before), job_id], later
 
 
-def _records(folders: Iterable[ClusterFolder], beginning: str = "") -> Iterator[LaunchRecord]:
-    """Yield the records of jobs whose ids begin so, without those that cannot be read."""
+def _records(folders: Iterable[ClusterFolder]) -> Iterator[LaunchRecord]:
+    """Yield the records of jobs, without those that cannot be read."""
     for folder in folders:
         for job_id in folder.jobs():
-            if has_job_id_format(job_id) and job_id.startswith(beginning):
+            if has_job_id_format(job_id):
                 with contextlib.suppress(CloudDDPError, OSError):
                     yield _read(folder, job_id)
 
@@ -211,11 +202,8 @@ def job_again(
     record: LaunchRecord, variables: Sequence[str], env_files: Sequence[str], environ: Mapping[str, str]
 ) -> JobSpec:
     """Return the settings of a job, with its variables and its notify as they are now where they came from;
-    `variables` and `env_files` override that.
-
-    Raises UsageError, naming the variable, if one has no value any more.
-    """
-    now = {one.partition("=")[0] for one in variables}
+    `variables` and `env_files` override that. Raises UsageError for a variable that no longer has a value."""
+    now = {variable.partition("=")[0] for variable in variables}
     if lost := [name for name in record.given if name not in now]:
         raise _unknown(record, lost, "was given on the command line, and values are not recorded")
     again = [name for name in record.passed if name not in now]
@@ -223,16 +211,15 @@ def job_again(
     files = [settings.read_toml(Path(one)) for one in record.files]
     found = settings.resolve([settings.from_flags(flags), *settings.environment_layers(environ), *files]).job
     if lost := [name for name in record.names if name not in found.env]:
-        raise _unknown(record, lost, "is neither in the configuration nor in a file of variables any more")
-    return msgspec.structs.replace(record.config.job, env=found.env, notify=found.notify)
+        raise _unknown(record, lost, "is no longer in the configuration, nor in a file of variables")
+    return replace(record.config.job, env=found.env, notify=found.notify)
 
 
 def _unknown(record: LaunchRecord, names: Sequence[str], why: str) -> UsageError:
     listed = ", ".join(one_line(name, 80) for name in names)
     verb = ("resume", record.job, *(word for name in names for word in ("-e", f"{one_line(name, 80)}=VALUE")))
     return UsageError(
-        f"the value of {listed} for job {record.job} {why}",
-        hint=f"give it again: `cloudddp {q(*verb)}`",
+        f"the value of {listed} for job {record.job} {why}", hint=f"give it again: `cloudddp {q(*verb)}`"
     )
 
 

@@ -1,9 +1,6 @@
-"""What to do next about a job that has ended, or that another command may continue. Pure.
-
-The loop of `operations/continuation.py` executes the action, looks again, and calls again. Commands differ in
-their `Policy` only: `resume`, `watch`, `launch --retries` and `run`. What the nodes decide among themselves
-(restarts in place) is decided in infra/node/agent/gang/decision.py.
-"""
+"""What to do next about a job that has ended, or that another command may continue;
+operations/continuation.py does it, looks again, and calls again. Commands differ in their `Policy` only.
+Restarts in place are decided by the nodes (infra/node/agent/gang/decision.py). Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from enum import Enum, auto
 from cloudddp.config import timing
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import Message, q
-from cloudddp.formats import counted, duration
+from cloudddp.formats import duration, plural
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.outcome import JobStatus
 from cloudddp.job.status import JobRecord
@@ -82,7 +79,7 @@ Reason = Enum("Reason", "BUSY RESUMED REMOVED SILENT NOT_STARTED SUCCEEDED RUNNI
 
 
 @dataclass(frozen=True, slots=True)
-class Action:
+class NextMove:
     """`text`: what to report; for GIVE_UP the error, with its `hint`."""
 
     do: Do
@@ -93,38 +90,38 @@ class Action:
     hint: str = ""
 
 
-def _give_up(reason: Reason, text: str, hint: str = "") -> Action:
-    return Action(Do.GIVE_UP, text, reason=reason, hint=Message(hint))
+def _give_up(reason: Reason, text: str, hint: str = "") -> NextMove:
+    return NextMove(Do.GIVE_UP, text, reason=reason, hint=Message(hint))
 
 
-def next_attempt(job_id: str, result: JobResult | None, seen: Seen | None, policy: Policy) -> Action:
+def next_attempt(job_id: str, result: JobResult | None, seen: Seen | None, policy: Policy) -> NextMove:
     """Return the next action. `result`: how the job has ended, where it was followed; `seen` None: before a
     look, which is not needed where the job cannot be started again."""
     if seen is None:
         over = result is not None and result.status not in _FAILED
         to_follow = policy.waits and result is None
-        return Action(Do.FINISH if over or not (policy.times or to_follow) else Do.LOOK)
+        return NextMove(Do.FINISH if over or not (policy.times or to_follow) else Do.LOOK)
     if seen.busy and policy.waits:
         text = "waiting for another cloudddp command, which resumes a job of this cluster"
-        return Action(Do.WAIT_FOR_COMMAND, text)
+        return NextMove(Do.WAIT_FOR_COMMAND, text)
     if seen.busy and seen.waited < _BUSY:
-        return Action(Do.WAIT)
+        return NextMove(Do.WAIT)
     if seen.busy:
         text = f"another cloudddp command is resuming a job of cluster {seen.cluster!r}"
         return _give_up(Reason.BUSY, text, "`cloudddp jobs` lists it once it has started")
     if seen.later is not None and policy.waits:
-        return Action(Do.FOLLOW, job=seen.later.id)
+        return NextMove(Do.FOLLOW, job=seen.later.id)
     if (later := seen.later) is not None:
         words = ("resume",) if later.status.ended else ("logs", "-f")
         text = f"job {job_id} was resumed before, as {later.id} ({later.status})"
         return _give_up(Reason.RESUMED, text, f"`cloudddp {q(*words, later.id)}`")
     if not seen.nodes and result is not None:
-        return Action(Do.FINISH)
+        return NextMove(Do.FINISH)
     if not seen.nodes:
         text = f"no node of cluster {seen.cluster!r} is left"
         return _give_up(Reason.REMOVED, text, "`cloudddp up` creates it again")
     if policy.waits and result is None:
-        return _not_started(job_id) if seen.job is None else Action(Do.FOLLOW, job=job_id)
+        return _not_started(job_id) if seen.job is None else NextMove(Do.FOLLOW, job=job_id)
     return (
         (_without_loss(result, seen, policy) if policy.waits and result is not None else None)
         or _not_yet(job_id, seen, policy)
@@ -132,33 +129,33 @@ def next_attempt(job_id: str, result: JobResult | None, seen: Seen | None, polic
     )
 
 
-def _not_started(job_id: str) -> Action:
+def _not_started(job_id: str) -> NextMove:
     text = f"job {job_id} was not started on any node that is left, so there is nothing to resume"
     return _give_up(Reason.NOT_STARTED, text, "`cloudddp jobs` lists those that were")
 
 
-def _without_loss(result: JobResult, seen: Seen, policy: Policy) -> Action | None:
+def _without_loss(result: JobResult, seen: Seen, policy: Policy) -> NextMove | None:
     """Return what to do unless a node has ended, is about to end, or was rebooted while the job ran."""
     if not seen.broken and result.leaving is not None and result.leaving not in result.lost:
-        return None if seen.announced else Action(Do.FINISH)
+        return None if seen.announced else NextMove(Do.FINISH)
     if not seen.broken and (result.rebooted or (seen.job is not None and seen.job.rebooted)):
         return None
     if seen.gone:
         return None
     if seen.silent and seen.waited < policy.silence:
         text = f"{node_list(seen.silent)} may be rebooting: waiting until it responds, or has ended"
-        return Action(Do.WAIT, text)
+        return NextMove(Do.WAIT, text)
     if (seen.broken or result.doubtful) and seen.waited < policy.unlisted:
-        return Action(Do.WAIT)
+        return NextMove(Do.WAIT)
     if seen.broken:
         return _give_up(Reason.BROKEN, f"job {result.job} was not started again")
-    return Action(Do.FINISH)
+    return NextMove(Do.FINISH)
 
 
-def _not_yet(job_id: str, seen: Seen, policy: Policy) -> Action | None:
+def _not_yet(job_id: str, seen: Seen, policy: Policy) -> NextMove | None:
     """Return what to do while the job cannot be started again."""
     if seen.silent and seen.waited < policy.silence:
-        return Action(Do.WAIT)
+        return NextMove(Do.WAIT)
     if seen.silent:
         words = [word for node in sorted(seen.silent) for word in ("--replace", str(node))]
         verbs = "runs, and it does" if len(seen.silent) == 1 else "run, and they do"
@@ -175,16 +172,16 @@ def _not_yet(job_id: str, seen: Seen, policy: Policy) -> Action | None:
     if (seen.gone or policy.replaced) and seen.waited < policy.unnoticed:
         limit = duration(policy.unnoticed)
         text = f"waiting for job {job_id} to end on the nodes that are left, for up to {limit}"
-        return Action(Do.WAIT, text)
+        return NextMove(Do.WAIT, text)
     hint = f"`cloudddp logs -f {q(job_id)}` follows it, `cloudddp cancel {q(job_id)}` ends it"
     return _give_up(Reason.RUNNING, f"job {job_id} is still running", hint)
 
 
-def _start(result: JobResult | None, seen: Seen, policy: Policy) -> Action:
+def _start(result: JobResult | None, seen: Seen, policy: Policy) -> NextMove:
     if seen.shortage:
-        left = counted(len(seen.nodes), "node")
+        left = plural(len(seen.nodes), "node")
         if policy.nodes_min is not None and len(seen.nodes) >= policy.nodes_min:
-            return Action(Do.START_ON_FEWER, f"{seen.shortage}: going on with {left}")
+            return NextMove(Do.START_ON_FEWER, f"{seen.shortage}: going on with {left}")
         hint = (
             "keep trying: `cloudddp resume --wait-capacity 2h`; or go on with fewer nodes: `cloudddp resume "
             f"--nodes-min {q(len(seen.nodes))}`"
@@ -200,4 +197,4 @@ def _start(result: JobResult | None, seen: Seen, policy: Policy) -> Action:
         elif result.rebooted:
             nodes = node_list(result.rebooted)
             why = f"job {result.job} ended with the reboot of {nodes}; resuming it"
-    return Action(Do.START, why, replaced=(policy.replaced & seen.nodes) | seen.ending)
+    return NextMove(Do.START, why, replaced=(policy.replaced & seen.nodes) | seen.ending)

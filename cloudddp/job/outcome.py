@@ -1,8 +1,5 @@
 """The status of a job from its state on each node, for the list of jobs and for the verdict of a followed
-one. Pure.
-
-Only this module and `status` depend on the fields of JobState.
-"""
+one. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +14,7 @@ from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 
 
 def seconds(jobs: Iterable[JobState]) -> float | None:
-    """Return how long a job ran where that was longest, each node by its own clock; None if no node knows
-    both ends."""
+    """Return how long a job ran at most, each node by its own clock; None if no node knows both ends."""
     ran = [job.ended - job.started for job in jobs if job.ended is not None and job.started is not None]
     return max(0.0, *ran) if ran else None
 
@@ -76,7 +72,7 @@ def exited_ranks(states: Mapping[int, JobState]) -> tuple[ExitedRank, ...]:
 
 @dataclass(frozen=True, slots=True)
 class JobOutcome:
-    """The status of a job. `exit_code` is None while it runs, and where no node knows it; so is `verdict`."""
+    """`exit_code` and `verdict` are None while the job runs, and where no node knows them."""
 
     status: JobStatus
     exit_code: int | None
@@ -85,10 +81,8 @@ class JobOutcome:
 
 
 def outcome(states: Mapping[int, JobState]) -> JobOutcome:
-    """Return the status of a job from its state on each node (at least one).
-
-    Every node records a verdict before the end of a job whose ranks have started.
-    """
+    """Return the status of a job from its state on each node (at least one). Every node records a verdict
+    before the end of a job whose ranks have started."""
     states = {node: checked(state) for node, state in states.items()}
     training = TrainingStatus.from_replies(state.training for state in states.values())
     verdict = concluded(states)
@@ -107,20 +101,16 @@ def outcome(states: Mapping[int, JobState]) -> JobOutcome:
 
 
 def leaving(states: Mapping[int, JobState]) -> int | None:
-    """Return the node whose announced end has ended the job: a spot interruption, maintenance, or the
-    cluster's deadline."""
+    """Return the node whose end, which was announced, has ended the job, None for none."""
     found = agreed(states)
     first = found.first if found is not None else None
     return first.node if first is not None and first.cause is Cause.NOTICE else None
 
 
 def agreed(states: Mapping[int, JobState]) -> Verdict | None:
-    """Return the verdict that the nodes have agreed on; None while there is none.
-
-    Nodes that could not reach each other have decided apart: the verdict of the first node counts. That of a
-    guard, which knows only that its supervisor was killed, counts where there is no other. A success that a
-    node's own ranks contradict is none: a rank can write any file of its user.
-    """
+    """Return the verdict that the nodes have agreed on; None while there is none. Of nodes that have decided
+    apart, that of the first counts; that of a guard, which knows only that its supervisor was killed, comes
+    last. A success that a node's own ranks contradict is none: a rank can write any file of its user."""
     failed = any(one.phase.ended and one.phase is not JobPhase.SUCCEEDED for one in states.values())
     found = [
         (one.verdict.is_of_guard, node, one.verdict)
@@ -131,13 +121,10 @@ def agreed(states: Mapping[int, JobState]) -> Verdict | None:
 
 
 def concluded(states: Mapping[int, JobState]) -> Verdict | None:
-    """Return the verdict of a job: the one that the nodes have agreed on; or, where none is left that could
+    """Return the verdict of a job: the one that the nodes have agreed on, or, where none is left that could
     give one, that a rank has failed, or that the agent of the first such node has ended. None while a node
-    may still decide, and for a job whose records are unreadable.
-
-    A rank that failed before its agent ended is the cause. One that was killed by SIGKILL may have been
-    killed with the agent.
-    """
+    may still decide, and for unreadable records. A rank that failed before its agent ended is the cause, but
+    one that was killed by SIGKILL may have been killed with the agent."""
     verdict = agreed(states)
     if verdict is not None or not all(state.phase.ended for state in states.values()):
         return verdict
@@ -159,8 +146,7 @@ def concluded(states: Mapping[int, JobState]) -> Verdict | None:
 
 
 def rebooted(states: Mapping[int, JobState]) -> dict[int, float]:
-    """Return the nodes that were rebooted while the ranks of the job ran there, and when each started
-    again."""
+    """Return the nodes that were rebooted while ranks of the job ran there, and when each started again."""
     found = {node: one.rebooted for node, one in sorted(states.items()) if not one.setup}
     return {node: at for node, at in found.items() if at is not None}
 
@@ -172,8 +158,3 @@ def checked(state: JobState) -> JobState:
     if state.phase is JobPhase.SUCCEEDED and not (codes and codes == [0] * (state.expected or 0)):
         return replace(state, phase=JobPhase.FAILED)
     return state
-
-
-def ranks_expected(states: Iterable[JobState]) -> int:
-    """Return how many ranks a job has on the nodes that have reported its state."""
-    return sum(len(state.ranks) if state.expected is None else state.expected for state in states)

@@ -8,7 +8,7 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.machine import CLIENT_SECONDS, PowerOffReply, PowerOffRequest
 from cloudddp.cluster import nodes_end
 from cloudddp.cluster.model import Cluster
-from cloudddp.cluster.nodes_end import Plan
+from cloudddp.cluster.nodes_end import PlannedEnd
 from cloudddp.config import timing
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.status import JobRecord
@@ -19,9 +19,8 @@ def plan(
     runner: Runner, cluster: Cluster, job: str, minutes: float, clients: float = CLIENT_SECONDS
 ) -> Outcome[PowerOffReply]:
     """Let the nodes end once they have been unused for so many minutes, because of a job; connections prolong
-    that by at most `clients` seconds. A node on which another job runs is left alone, and replies with that
-    one."""
-    nodes_end.note(cluster.id, Plan(job, minutes))
+    that by at most `clients` seconds. A node on which another job runs replies with that one only."""
+    nodes_end.note(cluster.id, PlannedEnd(job, minutes))
     request = PowerOffRequest(job, minutes * timing.current().minute, clients)
     return runner.each(lambda node: client.call(runner, node, request), fatal=lambda _: False)
 
@@ -34,13 +33,12 @@ def plan_before_start(runner: Runner, cluster: Cluster, job: NewJob) -> None:
 
 def _until_started(minutes: float) -> float:
     """Whoever reads of a failure needs time to do something."""
-    now = timing.current()
-    return max(minutes, now.failed_launch / now.minute)
+    return max(minutes, timing.current().failed_launch / timing.current().minute)
 
 
 def note_started(cluster: Cluster, job: NewJob) -> None:
     """Record that the nodes have replaced their plan by that of a job whose ranks run, or removed it."""
-    nodes_end.note(cluster.id, None if job.poweroff is None else Plan(job.id, job.poweroff))
+    nodes_end.note(cluster.id, None if job.poweroff is None else PlannedEnd(job.id, job.poweroff))
 
 
 def hold(runner: Runner, cluster: Cluster, job: JobRecord | None, seconds: float) -> None:
@@ -49,6 +47,6 @@ def hold(runner: Runner, cluster: Cluster, job: JobRecord | None, seconds: float
     whose agents may have written a plan after a stall. Never raises."""
     known = nodes_end.planned(cluster.id)
     if known is None and job is not None and job.grace is not None:
-        known = Plan(job.id, job.grace / timing.current().minute)
+        known = PlannedEnd(job.id, job.grace / timing.current().minute)
     if known is not None:
         plan(runner, cluster, known.job, _until_started(known.minutes), max(seconds, CLIENT_SECONDS))

@@ -1,25 +1,22 @@
 """`preflight`: what a launch checks before ranks start, without the user's job; and the bandwidth of
-all-reduce between the nodes.
-
-Both are a job like any other, so that there is one way to start ranks: its agents connect to each other and
-compare the nodes, and its ranks measure (infra/node/bandwidth.py), or do nothing. Then the nodes forget it.
-"""
+all-reduce between the nodes. It is a job like any other, whose agents compare the nodes and whose ranks
+measure (infra/node/bandwidth.py), or do nothing. Then the nodes forget it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Annotated
 
 import msgspec
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
-from cloudddp.cluster.connect import probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec, SetupSpec
-from cloudddp.errors import NodeError
+from cloudddp.errors import NodeError, StepWarning
 from cloudddp.files import payload_text
 from cloudddp.job import cancel, launch, start_ranks
 from cloudddp.job.follow.follower import JobFollower
@@ -65,43 +62,31 @@ def run(
     NodeError where a check or a rank fails."""
     code = _CODE + (payload_text("infra/node/bandwidth.py") if bandwidth else "")
     job = NewJob(Script("-c", (code,)))
-    require_efa = config.cluster.require_efa or cluster.require_efa
-    config = msgspec.structs.replace(config, job=_settings(config.job), setup=SetupSpec(), data=(), shared=())
-    probes = probe(runner, cluster, python=config.job.python, efa=int(require_efa))
-    launch.check_nodes(cluster, probes, config, progress)
-    plans = launch.plans(cluster, probes, config, job, require_efa=require_efa)
-    versions = dict.fromkeys(probes, 0)  # of the project's files: any
+    # How ranks start on the hosts, and nothing else of the user's job.
+    python = "" if config.job.container else config.job.python  # which is a path in the image
+    env, nproc = config.job.env, config.job.nproc_per_node
+    spec = JobSpec(python=python, env=env, nproc_per_node=nproc, rendezvous="direct", share_mb=0)
+    config = replace(config, job=spec, setup=SetupSpec(), data=(), shared=())
+    nodes = launch.checked_nodes(runner, cluster, config, progress)
+    plans = launch.plans(cluster, nodes, config, job)
     measured: list[Measured] = []
-    try:
-        start_ranks.start(runner, cluster, probes, config, plans, job, (), versions, {})
-        if bandwidth:
-            progress("measuring all-reduce: between the nodes of each pair, then between all")
-        _follow(runner, cluster, job, measured)
-    finally:
-        with signals.protected(lambda: progress("still removing the check from the nodes")):
-            left = cancel.abort_launch(runner, job.id, forget=True)
-        if left:
-            progress(f"warning: processes or records of the check may remain on {node_list(left)}")
-    return sorted(measured, key=lambda one: (len(one.nodes), one.nodes))
-
-
-def _follow(runner: Runner, cluster: Cluster, job: NewJob, measured: list[Measured]) -> None:
-    """Follow the job to its end, and append what its ranks measure. Raises NodeError where one fails."""
 
     def take(_node: int, _rank: int, line: str) -> None:
         if (found := read(line)) is not None and set(found.nodes) <= cluster.nodes.keys():
             measured.append(found)
 
-    with closing(JobFollower(runner, job.id, cluster.nodes, on_line=take)) as follower:
-        result = follower.run()
-    if result.status != "succeeded":
-        last = "".join(f"\n  | {one_line(line)}" for line in result.last_lines)
-        raise NodeError(f"the check was not completed: {result.cause or result.status}{last}")
-
-
-def _settings(job: JobSpec) -> JobSpec:
-    """Return the settings of the check: how ranks start on the hosts, and nothing else of the user's job."""
-    python = "" if job.container else job.python  # which is a path in the image
-    return JobSpec(
-        python=python, env=job.env, nproc_per_node=job.nproc_per_node, rendezvous="direct", share_mb=0
-    )
+    try:
+        start_ranks.start(runner, cluster, config, nodes, plans, job)
+        if bandwidth:
+            progress("measuring all-reduce: between the nodes of each pair, then between all")
+        with closing(JobFollower(runner, job.id, cluster.nodes, on_line=take)) as follower:
+            result = follower.run()
+        if result.status != "succeeded":
+            last = "".join(f"\n  | {one_line(line)}" for line in result.last_lines)
+            raise NodeError(f"the check was not completed: {result.cause or result.status}{last}")
+    finally:
+        with signals.protected(lambda: progress("still removing the check from the nodes")):
+            left = cancel.abort_launch(runner, job.id, forget=True)
+        if left:
+            progress(StepWarning(f"processes or records of the check may remain on {node_list(left)}"))
+    return sorted(measured, key=lambda one: (len(one.nodes), one.nodes))

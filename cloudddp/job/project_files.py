@@ -1,13 +1,10 @@
-"""The files of a project that go to the nodes, at one moment.
-
-Files that a job writes on a node are in no manifest, so they are never touched. Files that hold secrets by
-their names (private keys, credentials, tokens, shell histories) are withheld at any depth, unless git tracks
-them or sync.include has their exact path: nodes are machines in a cloud, and a .gitignore does not always
-name such files.
-"""
+"""The files of a project that go to the nodes, at one moment. Files that a job writes on a node are in no
+manifest, so they are never touched. Files that hold secrets by their names are withheld at any depth, unless
+git tracks them or sync.include has their exact path: a .gitignore does not always name them."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import json
@@ -16,7 +13,7 @@ import posixpath
 import re
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -81,7 +78,7 @@ def _is_certificate(path: Path) -> bool:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ProjectFiles:
     """The project's files on this computer, at one moment."""
 
     root: Path
@@ -104,8 +101,8 @@ class Snapshot:
         return name
 
     def there(self, name: str) -> str | None:
-        """Return the path in the project to which a path leads on the nodes, through the links that are sent;
-        None where it leaves the project."""
+        """Return where a path leads in the project on the nodes, through sent links; None where it leaves
+        that."""
         rest, links = name.split("/"), 0
         found: list[str] = []
         while rest:
@@ -134,21 +131,12 @@ class Snapshot:
 
 
 @timings.span("project files")
-def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> Snapshot:
-    """Return the project's files that the settings select for the nodes. `secret_files` are withheld as
-    `.env` is, wherever they are. Raises UsageError where there are no files, or too many, and for a folder
-    that is no project."""
+def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) -> ProjectFiles:
+    """Return the project's files that the settings select for the nodes. `secret_files` are withheld wherever
+    they are. Raises UsageError where there are none, or too many, and for a folder that is no project."""
     project.require(root)
-    keep_out = (*config.job.not_sent, RESULTS)
     secret_files = tuple(secret_files)
-    secret = frozenset(names_below(root, secret_files))
-    files = snapshot(
-        root,
-        exclude=config.sync.exclude,
-        include=config.sync.include,
-        keep_out=keep_out,
-        secret=secret,
-    )
+    files = snapshot(root, config, names_below(root, secret_files))
     files = _with_data(files, _data_folders(root, config), secret_files)
     _refuse_in_place_of(files, config.links)  # on the nodes, data from S3 and shared folders are links
     if not files.manifest:
@@ -164,13 +152,15 @@ def of_config(root: Path, config: Config, *, secret_files: Iterable[Path] = ()) 
 
 
 def _data_folders(root: Path, config: Config) -> dict[str, Path]:
-    """Return the local folders of [[data]], and that of wheels, by their path in the project. Raises
-    UsageError."""
+    """Return the local folders of [[data]] and of wheels, by their path in the project. Raises UsageError."""
     found: dict[str, Path] = {}
     for one in config.data:
         if one.is_s3:
             continue
-        found[one.place] = folder = root / _expanded(one.source)
+        folder = root / one.source
+        with contextlib.suppress(RuntimeError):  # ~NAME, and there is no such user
+            folder = root / Path(one.source).expanduser()
+        found[one.place] = folder
         if not folder.is_dir():
             raise UsageError(
                 f"[[data]] source = {json.dumps(one.source)} is not a folder",
@@ -191,14 +181,7 @@ def _data_folders(root: Path, config: Config) -> dict[str, Path]:
     return found
 
 
-def _expanded(source: str) -> Path:
-    try:
-        return Path(source).expanduser()
-    except RuntimeError:  # ~NAME, and there is no such user
-        return Path(source)
-
-
-def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable[Path]) -> Snapshot:
+def _with_data(files: ProjectFiles, data: Mapping[str, Path], secret_files: Iterable[Path]) -> ProjectFiles:
     """Return a snapshot that has every file of these folders, too, whatever git ignores, except for secrets.
     Raises UsageError for what cannot be sent, and for data in the place of the project's own files."""
     if not data:
@@ -210,8 +193,7 @@ def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable
     for place, folder in data.items():
         listed = file_listing.Listed()
         file_listing.include_ignored(listed, folder, lambda _: True, _refuse_unreadable)
-        known = frozenset(names_below(folder, secret_files))
-        secrets = _secrets(folder, listed, listed.files, known)
+        secrets = _secrets(folder, listed, listed.files, names_below(folder, secret_files))
         withheld |= {f"{place}/{name}" for name in secrets.values()}
         for name in listed.files.keys() - secrets.keys():
             if (entry := _describe(f"{folder}/", name)) is not None:
@@ -225,7 +207,7 @@ def _with_data(files: Snapshot, data: Mapping[str, Path], secret_files: Iterable
     )
 
 
-def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:
+def _refuse_in_place_of(files: ProjectFiles, places: Iterable[str]) -> None:
     for place in places:
         for name in files.manifest:
             if file_listing.is_below(name, [place]) or file_listing.is_below(place, [name]):
@@ -236,35 +218,22 @@ def _refuse_in_place_of(files: Snapshot, places: Iterable[str]) -> None:
 
 
 def _refuse_unreadable(error: OSError) -> None:
-    raise UsageError(
-        f"[[data]]: cannot read {error.filename}: {error.strerror}",
-        hint="make it readable, or move it elsewhere",
-    )
+    text = f"[[data]]: cannot read {error.filename}: {error.strerror}"
+    raise UsageError(text, hint="make it readable, or move it elsewhere")
 
 
-def names_below(root: Path, paths: Iterable[Path]) -> Iterator[str]:
-    """Yield those of the paths that are in a project, relative to it."""
+def names_below(root: Path, paths: Iterable[Path]) -> frozenset[str]:
+    """Return those of the paths that are in a project, relative to it."""
     base = root.resolve()
-    for path in paths:
-        for found in (path.absolute(), path.resolve()):  # a link to it is not sent either
-            if found.is_relative_to(base):
-                yield found.relative_to(base).as_posix()
+    # A link to one is not sent either.
+    found = (path for one in paths for path in (one.absolute(), one.resolve()))
+    return frozenset(path.relative_to(base).as_posix() for path in found if path.is_relative_to(base))
 
 
-def snapshot(
-    root: Path,
-    *,
-    exclude: Sequence[str] = (),
-    include: Sequence[str] = (),
-    keep_out: Sequence[str] = (),
-    secret: frozenset[str] = frozenset(),
-) -> Snapshot:
-    """Return the files of a project. `exclude` are .gitignore patterns, `include` those of
-    files that git ignores and that are sent, `keep_out` exact paths (job outputs), `secret` exact
-    paths that are withheld as `.env` is.
-
-    Raises UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file.
-    """
+def snapshot(root: Path, config: Config, secret: Collection[str] = ()) -> ProjectFiles:
+    """Return the files of a project, without [[data]]. `secret`: paths that are withheld as `.env` is. Raises
+    UsageError for what cannot be sent: a socket, a pipe, a device, an unreadable file."""
+    exclude, include = config.sync.exclude, config.sync.include
     for key, patterns in (("exclude", exclude), ("include", include)):
         for number, pattern in enumerate(patterns):
             if not file_listing.is_pattern(pattern):
@@ -278,29 +247,21 @@ def snapshot(
                 )
     base = f"{root}/"  # to join Paths takes longer than to look at the files
     excluded = file_listing.matcher((*file_listing.NEVER_SENT, *exclude))
-    outputs = [posixpath.normpath(out) for out in keep_out]  # "./runs/" is "runs"
+    # "./runs/" is "runs".
+    outputs = [posixpath.normpath(out) for out in (*config.job.not_sent, RESULTS)]
     listed = file_listing.list_files(root)
     if include:
         file_listing.include_ignored(listed, root, file_listing.matcher(include))
-    names, unsent = [], []
-    for name, tracked in listed.files.items():
-        if not (excluded(name) or file_listing.is_below(name, outputs)):
-            names.append(name)
-        elif tracked and os.path.lexists(base + name):
-            unsent.append(name)
+    left_out = {name for name in listed.files if excluded(name) or file_listing.is_below(name, outputs)}
+    names = listed.files.keys() - left_out
+    unsent = [name for name in left_out if listed.files[name] and os.path.lexists(base + name)]
     if unsent:
         unsent = sorted(itertools.filterfalse(file_listing.matcher(exclude), unsent))  # those were meant
     withheld = _secrets(root, listed, [name for name in names if name not in include], secret)
-    manifest: Manifest = {}
-    for name in sorted(names):
-        if name in withheld:
-            continue
-        entry = _describe(base, name)
-        if entry is not None:
-            manifest[name] = entry
-    return Snapshot(
+    described = ((name, _describe(base, name)) for name in sorted(names - withheld.keys()))
+    return ProjectFiles(
         root,
-        manifest,
+        {name: entry for name, entry in described if entry is not None},
         withheld=tuple(sorted({*withheld.values()})),
         unsent=tuple(unsent),
         unfetched=tuple(sorted(listed.unfetched)),
@@ -309,7 +270,7 @@ def snapshot(
 
 
 def _secrets(
-    root: Path, listed: file_listing.Listed, names: Iterable[str], known: frozenset[str]
+    root: Path, listed: file_listing.Listed, names: Iterable[str], known: Collection[str]
 ) -> dict[str, str]:
     """Return the files to withhold: `known` ones, and those that hold secrets by their names, unless git
     tracks them. The value is the file, or the folder that has such a name."""
@@ -339,10 +300,9 @@ def _describe(base: str, name: str) -> Entry | None:
     except OSError as error:
         raise UsageError(f"{name!r} cannot be sent to the nodes: {error.strerror}") from None
     if entry is None:
-        raise UsageError(
-            f"{name!r} cannot be sent to the nodes: it is a {_kind(info.st_mode)}",
-            hint="remove it, or add it to .gitignore or sync.exclude",
-        )
+        kind = _KINDS.get(stat.S_IFMT(info.st_mode), "device")
+        text = f"{name!r} cannot be sent to the nodes: it is a {kind}"
+        raise UsageError(text, hint="remove it, or add it to .gitignore or sync.exclude")
     # Almost every file is this user's own, and readable: that takes one system call less.
     is_own = info.st_uid == os.geteuid() and info.st_mode & stat.S_IRUSR
     if entry.kind == FILE and not is_own and not os.access(path, os.R_OK):
@@ -350,8 +310,4 @@ def _describe(base: str, name: str) -> Entry | None:
     return entry
 
 
-def _kind(mode: int) -> str:
-    for test, name in ((stat.S_ISSOCK, "socket"), (stat.S_ISFIFO, "named pipe"), (stat.S_ISDIR, "folder")):
-        if test(mode):
-            return name
-    return "device"
+_KINDS = {stat.S_IFSOCK: "socket", stat.S_IFIFO: "named pipe", stat.S_IFDIR: "folder"}

@@ -5,6 +5,7 @@ that are not sent; how ranks find its modules. It reads files as syntax trees, a
 from __future__ import annotations
 
 import ast
+import contextlib
 import glob
 import json
 import os
@@ -58,7 +59,7 @@ _INSTALL = "`-e .` in the requirements.txt of [setup] environment installs the p
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
+class ScannedScript:
     """A script that may be what to launch. `saves`: literal paths to which it writes; `texts`: all its
     strings; `modules`: what it imports, without submodules; `level`: the dots of its relative imports."""
 
@@ -71,8 +72,8 @@ class Script:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    scripts: tuple[Script, ...] = ()  # the most likely one first
+class ScanResult:
+    scripts: tuple[ScannedScript, ...] = ()  # the most likely one first
     environment: str = ""
     data: tuple[str, ...] = ()  # folders that git ignores and that a script names
     start: tuple[str, ...] = ()  # the first script, or -m and its module
@@ -81,15 +82,15 @@ class Found:
     @property
     def outside(self) -> dict[str, str]:
         """Paths outside the project to which a script saves -> the script."""
-        return {path: one.path for one in self.scripts for path in one.saves if _is_outside(path)}
+        return {path: script.path for script in self.scripts for path in script.saves if _is_outside(path)}
 
     @property
     def saved(self) -> dict[str, str]:
         """Top folders or files in the project to which a script saves -> the script."""
         return {
-            posixpath.normpath(path).partition("/")[0]: one.path
-            for one in self.scripts
-            for path in one.saves
+            posixpath.normpath(path).partition("/")[0]: script.path
+            for script in self.scripts
+            for path in script.saves
             if path not in self.outside and posixpath.normpath(path) != "."
         }
 
@@ -100,21 +101,21 @@ def saved_outside(root: Path, script: str) -> list[str]:
     return [path for path in found.saves if _is_outside(path)] if found else []
 
 
-def scan(root: Path, ignored: Sequence[str] = ()) -> Found:
+def scan(root: Path, ignored: Sequence[str] = ()) -> ScanResult:
     """Return what is found below a folder. `ignored`: what git ignores there, folders with a / at the end."""
     scripts = [one for path in _python_files(root) if (one := _read(root, path))]
-    likely = sorted((one for one in scripts if one.score >= 4), key=_order)
-    found = Found(tuple(likely), listing_of(root))
+    likely = sorted((script for script in scripts if script.score >= 4), key=_order)
+    found = ScanResult(tuple(likely), listing_of(root))
     data = _data(ignored, {text for one in likely for text in one.texts}, found.saved)
     start, modules = _start(root, likely[0], found.environment) if likely else ((), "")
     return replace(found, data=tuple(name.rstrip("/") for name in data), start=start, modules=modules)
 
 
-def _order(script: Script) -> tuple[bool, int, bool, str]:
+def _order(script: ScannedScript) -> tuple[bool, int, bool, str]:
     return bool(_ASIDE.search(script.path)), -script.score, Path(script.path).stem not in _NAMES, script.path
 
 
-def _start(root: Path, script: Script, environment: str) -> tuple[tuple[str, ...], str]:
+def _start(root: Path, script: ScannedScript, environment: str) -> tuple[tuple[str, ...], str]:
     """Return what starts a script, and the folder of modules that it needs and does not find by itself."""
     module, folder = as_module(root, script.path, script.level) if script.level else ("", "")
     if module:
@@ -149,13 +150,12 @@ def as_module(root: Path, path: str, level: int = 1) -> tuple[str, str]:
 
 
 def import_advice(lines: Iterable[str], root: Path) -> str:
-    """Return what to do about a rank that could not import a module of the project, from its last lines; ''
-    for any other failure."""
+    """Return what to do about a rank that could not import a module of the project, '' for other failures."""
     text = "\n".join(lines)
     if "ImportError: attempted relative import" in text:
         files = (name.split("/") for name in _SOURCE.findall(text))  # the script is in the first frame
         tails = ("/".join(parts[start:]) for parts in files for start in range(1, len(parts)))
-        script = next((one for one in tails if os.path.isfile(root / one)), "")  # noqa: PTH113  never raises
+        script = next((tail for tail in tails if os.path.isfile(root / tail)), "")  # noqa: PTH113  never raises
         module, folder = as_module(root, script)
         also = "" if folder == "." else f", and add {_python_path(folder)}"
         return f"{script} imports relative to its package: start it as `-m {module}`{also}" if module else ""
@@ -197,7 +197,7 @@ def named_by(root: Path, script: str, args: Sequence[str], ignored: Sequence[str
     texts = {*args, *(arg.partition("=")[2] for arg in args)}
     if found := _read(root, script):
         texts |= found.texts
-    return _data(ignored, texts, Found((found,)).saved if found else ())
+    return _data(ignored, texts, ScanResult((found,)).saved if found else ())
 
 
 def listing_of(root: Path) -> str:
@@ -206,10 +206,9 @@ def listing_of(root: Path) -> str:
 
 
 def _lists_packages(path: Path) -> bool:
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return path.is_file() and (path.name != "pyproject.toml" or b"dependencies" in _contents(path))
-    except (OSError, ValueError):
-        return False
+    return False
 
 
 def _python_files(root: Path) -> Iterator[str]:
@@ -235,7 +234,7 @@ def _python_files(root: Path) -> Iterator[str]:
                 yield (here / name).as_posix()
 
 
-def _read(root: Path, path: str) -> Script | None:
+def _read(root: Path, path: str) -> ScannedScript | None:
     try:
         tree = ast.parse(_contents(root / path))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
@@ -250,7 +249,7 @@ def _contents(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def examine(path: str, tree: ast.Module) -> Script:
+def examine(path: str, tree: ast.Module) -> ScannedScript:
     """Return what a syntax tree says about a script. Pure."""
     names: set[str] = set()
     saves: list[str] = []
@@ -285,7 +284,9 @@ def examine(path: str, tree: ast.Module) -> Script:
         + 2 * any(stem.startswith(name) or stem.endswith(name) for name in _NAMES)
         - depth
     )
-    return Script(path, score, tuple(dict.fromkeys(saves)), frozenset(texts), frozenset(modules), level)
+    return ScannedScript(
+        path, score, tuple(dict.fromkeys(saves)), frozenset(texts), frozenset(modules), level
+    )
 
 
 def _saved_by(call: ast.Call) -> Iterator[str]:

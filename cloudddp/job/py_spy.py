@@ -1,11 +1,7 @@
-"""The stacks of ranks, which the agents read with py-spy, also without a laptop; so the nodes get py-spy from
-here.
-
-It is one static program in the wheel of py-spy. `launch` sends this computer's to the nodes that lack it,
-while the ranks run. Where this computer has none, or is of another kind than the nodes, an agent that needs
-it takes that of the ranks' Python, or installs it with pip into a folder of its own; without it, stacks are
-less exact.
-"""
+"""The stacks of ranks, which the agents read with py-spy, also without a laptop: so `launch` sends that of
+this computer, one static program, to the nodes that lack it, while the ranks run. Where this computer has
+none, or is of another kind than the nodes, an agent takes that of the ranks' Python, or installs it with pip
+into a folder of its own; without it, stacks are less exact."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import platform
 import sys
 import sysconfig
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,15 +19,16 @@ from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.stacks import MAX_DUMPS, MAX_STACKS, TOOLS, StacksReply, StacksRequest
-from cloudddp.agent.protocol.start import StartReply
+from cloudddp.agent.protocol.stacks import MAX_DUMPS, TOOLS, StacksReply, StacksRequest
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import CloudDDPError
-from cloudddp.job.project_files import Snapshot
+from cloudddp.errors import CloudDDPError, StepWarning
+from cloudddp.formats import plural
+from cloudddp.job.project_files import ProjectFiles
+from cloudddp.job.ranks import LaunchNode
 from cloudddp.job.transfer import Transfer, View
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.text import one_line
+from cloudddp.text import node_list, one_line
 
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}  # other names of the same
 WAIT = 120.0  # seconds that `launch` waits at its end for py-spy to be sent
@@ -40,8 +37,7 @@ STACKS_SECONDS = 180.0  # for a node to return stacks: py-spy may have to be ins
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """py-spy of this computer. `platform` is of the nodes that it runs on, such as linux-x86_64; `digest` its
-    SHA-256."""
+    """py-spy of this computer. `platform`: of the nodes that it runs on; `digest`: its SHA-256."""
 
     path: Path
     digest: str
@@ -50,11 +46,10 @@ class Tool:
     def send(
         self, runner: Runner, addresses: Mapping[int, str], progress: Callable[[str], None]
     ) -> Outcome[ReceiveReply]:
-        """Put it on nodes, by their private addresses: it leaves this computer once. Raises CloudDDPError if
-        it cannot be read."""
+        """Put it on nodes, by their private addresses. Raises CloudDDPError if it cannot be read."""
         info = self.path.stat()
         entry = Entry(FILE, 0o755, info.st_size, info.st_mtime_ns, "")
-        files = Snapshot(self.path.parent, {self.path.name: entry})
+        files = ProjectFiles(self.path.parent, {self.path.name: entry})
         return Transfer(runner, files, addresses, View(progress), ReceiveRequest(TOOLS)).run()
 
 
@@ -67,47 +62,35 @@ def local() -> Tool | None:
                 digest = hashlib.sha256(path.read_bytes()).hexdigest()
             except OSError:
                 continue
-            return Tool(path, digest, _platform())
+            machine = platform.machine().lower()
+            return Tool(path, digest, f"{platform.system().lower()}-{MACHINES.get(machine, machine)}")
     return None
 
 
-class Sending:
-    """Sends py-spy to the nodes on which a job was `started` and that lack it, in a thread. A failure is a
-    warning: the job runs."""
+class PySpyTransfer:
+    """Sends py-spy to the nodes of a job that lack it, in a thread. A failure is a warning: the job runs."""
 
-    def __init__(
-        self,
-        runner: Runner,
-        cluster: Cluster,
-        started: Mapping[int, StartReply],
-        progress: Callable[[str], None],
-    ) -> None:
+    def __init__(self, runner: Runner, nodes: Sequence[LaunchNode], progress: Callable[[str], None]) -> None:
         self._runner, self._progress = runner, progress
         self._is_abandoned = False
         self._thread: threading.Thread | None = None
-        tool = local() if started else None
-        if tool is None:
+        if (tool := local() if nodes else None) is None:
             return
-        missing = {
-            node: cluster.nodes[node].private_ip
-            for node, reply in started.items()
-            if reply.platform == tool.platform and reply.tool != tool.digest
-        }
-        if not missing:
-            return
-        nodes = f"{len(missing)} node{'s' * (len(missing) != 1)}"
-        progress(f"sending py-spy to {nodes}, to read the stacks of a job that stalls")
-        self._thread = threading.Thread(target=self._send, args=(tool, missing), daemon=True)
-        self._thread.start()
+        started = [(node, node.start_reply) for node in nodes if node.start_reply is not None]
+        alike = [(one, reply) for one, reply in started if reply.platform == tool.platform]
+        if missing := {one.rank: one.address for one, reply in alike if reply.tool != tool.digest}:
+            count = plural(len(missing), "node")
+            progress(f"sending py-spy to {count}, to read the stacks of a job that stalls")
+            self._thread = threading.Thread(target=self._send, args=(tool, missing), daemon=True)
+            self._thread.start()
 
     def _send(self, tool: Tool, missing: Mapping[int, str]) -> None:
-        errors: list[Exception] = []
         try:
-            errors += tool.send(self._runner, missing, self._report).errors.values()
+            errors = [*tool.send(self._runner, missing, self._report).errors.values()]
         except (CloudDDPError, OSError) as error:
-            errors.append(error)
+            errors = [error]
         for one in errors:
-            self._report(f"warning: could not send py-spy; stacks may be less exact: {one}")
+            self._report(StepWarning(f"could not send py-spy; stacks may be less exact: {one}"))
 
     def _report(self, text: str) -> None:
         if not self._is_abandoned:
@@ -120,40 +103,29 @@ class Sending:
         self._thread.join(WAIT)
         if self._thread.is_alive():
             self._report(
-                f"warning: could not send py-spy within {WAIT:g} s; stacks may be less exact; the next "
-                "launch sends it again"
+                StepWarning(
+                    f"could not send py-spy within {WAIT:g} s; stacks may be less exact; the next "
+                    "launch sends it again"
+                )
             )
             self.abandon()
 
     def abandon(self) -> None:
-        """Report nothing from now on: the connections are about to be closed. The next launch sends it
-        again."""
+        """Report nothing from now on: the connections are about to be closed."""
         self._is_abandoned = True
-
-
-def _platform() -> str:
-    machine = platform.machine().lower()
-    return f"{platform.system().lower()}-{MACHINES.get(machine, machine)}"
 
 
 def gather_stacks(
     runner: Runner, cluster: Cluster, job_id: str, progress: Callable[[str], None]
 ) -> dict[int, StacksReply]:
-    """Return the stacks of the ranks that run, by node.
-
-    Raises NodeError; RefusedByAgent if a node does not know the job.
-    """
+    """Return the stacks of the ranks that run, by node. Raises NodeError."""
     tool = local()
     replies = _ask(runner, StacksRequest(job_id, install=tool is None), runner.nodes)
-    lacking = {node for node, reply in replies.items() if reply.lacks_tool and tool is not None}
+    lacking = {node: reply for node, reply in replies.items() if reply.lacks_tool}
     if tool is not None and lacking:
-        alike = {
-            node: cluster.nodes[node].private_ip
-            for node in lacking
-            if replies[node].platform == tool.platform
-        }
-        if alike:
-            progress(f"sending py-spy to node {', '.join(map(str, sorted(alike)))}")
+        like = [node for node, reply in lacking.items() if reply.platform == tool.platform]
+        if alike := {node: cluster.nodes[node].private_ip for node in like}:
+            progress(f"sending py-spy to {node_list(alike)}")
             tool.send(runner, alike, progress).all()
         replies |= _ask(runner, StacksRequest(job_id), lacking)
     return dict(sorted(replies.items()))
@@ -171,4 +143,4 @@ def analyzed_dumps(runner: Runner, job_id: str, found: Mapping[int, StacksReply]
 
 def _ask(runner: Runner, request: StacksRequest, nodes: Iterable[int]) -> dict[int, StacksReply]:
     requests = dict.fromkeys(nodes, request)
-    return client.call_all(runner, requests, timeout=STACKS_SECONDS, limit=MAX_STACKS)
+    return client.call_all(runner, requests, timeout=STACKS_SECONDS)

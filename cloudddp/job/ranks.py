@@ -1,11 +1,9 @@
-"""Nodes + JobSpec + Script -> what to start on each node: argv, environment, rendezvous. Pure.
+"""Nodes + JobSpec + Script -> what to start on each node: argv, environment, rendezvous, by torchrun with its
+c10d rendezvous or with static ranks, or directly with the variables that env:// reads. Pure.
 
-Three ways: torchrun with its c10d rendezvous, torchrun with static ranks, and ranks started directly with the
-variables that torch.distributed's env:// reads. The agent on the node executes this plan.
-
-A template names the facts that are known only when the job starts. There are two renderers: `plan` puts the
-facts of probed nodes in, for the agent; slurm.py puts shell variables in, for a script that finds the facts
-on each node. So both start torchrun with the same options and ranks with the same variables.
+A template names the facts that are known only when the job starts. `plan` puts in those of probed nodes, for
+the agent; slurm.py puts in shell variables, for a script that finds them on each node: so both start torchrun
+with the same options and ranks with the same variables.
 """
 
 from __future__ import annotations
@@ -15,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cloudddp.agent.protocol.start import Process
+from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.start import Container, Process, SharedFolder, StartReply
 from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job.job_request import Script
@@ -27,8 +26,7 @@ _TORCHRUN = "import sys; sys.path[:] = filter(None, sys.path); from torch.distri
 
 
 class Fact(StrEnum):
-    """What is known only when the job starts. Each value is also the name of the shell variable in a Slurm
-    script."""
+    """What is known only when the job starts. Each value also names a shell variable of a Slurm script."""
 
     PYTHON = "python"
     NODES = "nodes"  # how many
@@ -48,8 +46,7 @@ Word = tuple[str | Fact, ...]
 
 @dataclass(frozen=True, slots=True)
 class RankTemplate:
-    """What one node starts: `launcher` (torchrun) starts `rank` once for each rank; `env` is shared by all of
-    them."""
+    """What one node starts: `launcher` (torchrun) starts each `rank`; `env` is shared by all of them."""
 
     env: Mapping[str, Word]
     launcher: tuple[Word, ...]
@@ -66,18 +63,13 @@ def template(job: JobSpec, script: Script, *, ranks: int) -> RankTemplate:
     return RankTemplate(_environment(job), _torchrun(job, ranks), ((Fact.PYTHON,), *escaped))
 
 
-def longest_grace(job: JobSpec) -> float:
-    """Return the most seconds that ranks may have to save. With max_restarts torchrun waits as long before
-    each restart."""
-    return job.stop_grace if job.max_restarts else max(job.stop_grace, 60 * job.save_minutes)
-
-
 def bind(word: Word, facts: Mapping[Fact, str]) -> str:
-    """Return the word with the facts put in."""
     return "".join(facts[part] if isinstance(part, Fact) else part for part in word)
 
 
 def _environment(job: JobSpec) -> dict[str, Word]:
+    # With max_restarts torchrun waits as long before each restart.
+    grace = job.stop_grace if job.max_restarts else max(job.stop_grace, 60 * job.save_minutes)
     return {
         "PYTHONUNBUFFERED": ("1",),
         "PYTHONFAULTHANDLER": ("1",),  # a segmentation fault leaves its stack in the log
@@ -91,7 +83,7 @@ def _environment(job: JobSpec) -> dict[str, Word]:
         "OMP_NUM_THREADS": (Fact.THREADS,),
         # Seconds that torchrun gives its ranks to save a snapshot when it is asked to stop (2.15 or newer;
         # older ones always 30). The agent kills both earlier where there is less time.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(math.ceil(longest_grace(job))),),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(math.ceil(grace)),),
     }
 
 
@@ -130,22 +122,25 @@ def _torchrun(job: JobSpec, ranks: int) -> tuple[Word, ...]:
 _REQUIRE_EFA = {"NCCL_NET": "Libfabric"}
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
-    """The facts about one node that a job needs. `gpus` and `cpus` are as reported by the node."""
+@dataclass(slots=True)
+class LaunchNode:
+    """A node of the cluster on which a job is launched, and what has become known of it."""
 
     rank: int
-    private_ip: str
-    interface: str
-    gpus: int
-    cpus: int
-    python: str
-    free_port: int = 29500
+    address: str
+    probe: ProbeReply
+    version: int = 0  # of the project's files
+    shared: tuple[SharedFolder, ...] = ()
+    container: Container | None = None  # in which ranks run
+    start_reply: StartReply | None = None
+
+
+PYTHON = "python3"  # of an image, where job.python is empty
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Everything that one node starts for a job. `env` is shared by all its processes."""
+    """What one node (by its rank in the cluster) starts; `env` is shared by all its processes."""
 
     node: int
     env: dict[str, str]
@@ -154,12 +149,20 @@ class NodePlan:
 
 
 def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
-    """Return the number of ranks of each node, given the nodes' numbers of GPUs.
-
-    Raises UsageError if a list does not fit the nodes, or if a node would run more ranks than it has GPUs,
-    since two NCCL ranks cannot share one. A node without GPUs is not limited.
-    """
-    counts = _counts(job, gpus)
+    """Return the number of ranks of each node, given the nodes' numbers of GPUs. Raises UsageError if a list
+    does not fit the nodes, or if a node with GPUs would run more ranks than it has: two NCCL ranks cannot
+    share one."""
+    if job.nproc_per_node == "gpu":
+        counts = [max(1, available) for available in gpus]
+    elif isinstance(job.nproc_per_node, int):
+        counts = [job.nproc_per_node] * len(gpus)
+    elif len(job.nproc_per_node) == len(gpus):
+        counts = [*job.nproc_per_node]
+    else:
+        raise UsageError(
+            f"job.nproc_per_node lists {len(job.nproc_per_node)} nodes, the cluster has {len(gpus)}",
+            hint="give one number, or one per node",
+        )
     for node, (ranks, available) in enumerate(zip(counts, gpus, strict=True)):
         if 0 < available < ranks:
             raise UsageError(
@@ -171,102 +174,67 @@ def nproc(job: JobSpec, gpus: Sequence[int]) -> list[int]:
     return counts
 
 
-def _counts(job: JobSpec, gpus: Sequence[int]) -> list[int]:
-    if job.nproc_per_node == "gpu":
-        return [max(1, available) for available in gpus]
-    if isinstance(job.nproc_per_node, int):
-        return [job.nproc_per_node] * len(gpus)
-    if len(job.nproc_per_node) != len(gpus):
-        raise UsageError(
-            f"job.nproc_per_node lists {len(job.nproc_per_node)} nodes, the cluster has {len(gpus)}",
-            hint="give one number, or one per node",
-        )
-    return list(job.nproc_per_node)
-
-
 def plan(
     job: JobSpec,
-    hosts: Sequence[Host],
+    nodes: Sequence[LaunchNode],
     script: Script,
     *,
     job_id: str,
     cluster: str,
     require_efa: bool = False,
 ) -> list[NodePlan]:
-    """Return what each node starts, in node order.
-
-    Raises UsageError for settings that contradict each other.
-    """
-    if not hosts:
+    """Return what each node starts. Nodes of a job are numbered from 0, also where the cluster has lost some
+    of its nodes. Raises UsageError for settings that contradict each other."""
+    if not nodes:
         raise CloudDDPError("a job needs at least one node")
     if job.positional_ranks and job.rendezvous != "direct":
         raise UsageError(
             "job.positional_ranks requires rendezvous = 'direct': torchrun assigns the ranks itself"
         )
-    counts = nproc(job, [host.gpus for host in hosts])
-    port = job.master_port or hosts[0].free_port
-    shared = {
-        "CLOUDDDP_JOB_ID": job_id,
-        "CLOUDDDP_CLUSTER": cluster,
-        "CLOUDDDP_NUM_NODES": str(len(hosts)),
-        "CLOUDDDP_NODE_IPS": ",".join(host.private_ip for host in hosts),
-    }
+    counts = nproc(job, [one.probe.gpus for one in nodes])
+    head, port = nodes[0].address, job.master_port or nodes[0].probe.free_port
     plans = []
-    for host, count in zip(hosts, counts, strict=True):
+    for number, (one, count) in enumerate(zip(nodes, counts, strict=True)):
+        facts = {
+            Fact.PYTHON: (job.python or PYTHON) if job.container else one.probe.python or job.python,
+            Fact.NODES: str(len(nodes)),
+            Fact.NODE_RANK: str(number),
+            Fact.ADDRESS: one.address,
+            Fact.INTERFACE: one.probe.interface,
+            Fact.HEAD: head,
+            Fact.IS_HEAD: "false" if number else "true",
+            Fact.PORT: str(port),
+            Fact.RENDEZVOUS: job_id,
+            Fact.THREADS: str(max(1, one.probe.cpus // count)),
+        }
         planned = template(job, script, ranks=count)
-        facts = _facts(host, hosts, ranks=count, port=port, job_id=job_id)
-        bound = {name: bind(word, facts) for name, word in planned.env.items()}
-        efa = _REQUIRE_EFA if require_efa else {}
-        env = {**shared, "CLOUDDDP_NODE_RANK": str(host.rank), **bound, **efa, **job.env}
+        env = {
+            "CLOUDDDP_JOB_ID": job_id,
+            "CLOUDDDP_CLUSTER": cluster,
+            "CLOUDDDP_NUM_NODES": str(len(nodes)),
+            "CLOUDDDP_NODE_IPS": ",".join(node.address for node in nodes),
+            "CLOUDDDP_NODE_RANK": str(number),
+            **{name: bind(word, facts) for name, word in planned.env.items()},
+            **(_REQUIRE_EFA if require_efa else {}),
+            **job.env,
+        }
         argv = tuple(bind(word, facts) for word in planned.rank)
-        processes: tuple[Process, ...]
         if planned.launcher:
-            processes = (Process(tuple(bind(word, facts) for word in planned.launcher), argv, {}),)
+            processes = [Process(tuple(bind(word, facts) for word in planned.launcher), argv, {})]
         else:
-            first = sum(counts[: host.rank])
-            master = (hosts[0].private_ip, port)
-            processes = tuple(
-                _direct(job, host, argv, rank=first + k, local=k, counts=counts, master=master)
-                for k in range(count)
-            )
-        plans.append(NodePlan(host.rank, env, processes, count))
+            processes = []
+            for local in range(count):
+                rank = sum(counts[:number]) + local
+                own = {
+                    "RANK": str(rank),
+                    "LOCAL_RANK": str(local),
+                    "WORLD_SIZE": str(sum(counts)),
+                    "LOCAL_WORLD_SIZE": str(count),
+                    "GROUP_RANK": str(number),
+                    "MASTER_ADDR": head,
+                    "MASTER_PORT": str(port),
+                }
+                positional = (str(rank), str(local)) if job.positional_ranks else ()
+                processes.append(Process((), (*argv, *positional), own))
+        plans.append(NodePlan(one.rank, env, tuple(processes), count))
     return plans
-
-
-def _facts(host: Host, hosts: Sequence[Host], *, ranks: int, port: int, job_id: str) -> dict[Fact, str]:
-    return {
-        Fact.PYTHON: host.python,
-        Fact.NODES: str(len(hosts)),
-        Fact.NODE_RANK: str(host.rank),
-        Fact.ADDRESS: host.private_ip,
-        Fact.INTERFACE: host.interface,
-        Fact.HEAD: hosts[0].private_ip,
-        Fact.IS_HEAD: "true" if host.rank == 0 else "false",
-        Fact.PORT: str(port),
-        Fact.RENDEZVOUS: job_id,
-        Fact.THREADS: str(max(1, host.cpus // ranks)),
-    }
-
-
-def _direct(
-    job: JobSpec,
-    host: Host,
-    argv: tuple[str, ...],
-    *,
-    rank: int,
-    local: int,
-    counts: Sequence[int],
-    master: tuple[str, int],
-) -> Process:
-    if job.positional_ranks:
-        argv = (*argv, str(rank), str(local))
-    env = {
-        "RANK": str(rank),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(sum(counts)),
-        "LOCAL_WORLD_SIZE": str(counts[host.rank]),
-        "GROUP_RANK": str(host.rank),
-        "MASTER_ADDR": master[0],
-        "MASTER_PORT": str(master[1]),
-    }
-    return Process((), argv, env)

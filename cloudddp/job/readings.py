@@ -48,7 +48,7 @@ class NodeReadings:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LatestReadings:
     """A cluster as AWS listed it last, and what its nodes have sent, by node rank."""
 
     cluster: Cluster
@@ -75,7 +75,7 @@ class Snapshot:
     def job(self) -> JobRecord | None:
         """The newest job of the nodes that are ready."""
         states = {node: one.job for node, one in self.ready.items() if one.job is not None}
-        newest = max((one.job for one in states.values()), default="")
+        newest = max((state.job for state in states.values()), default="")
         same = {node: one for node, one in states.items() if one.job == newest}
         return status.record(newest, same) if same else None
 
@@ -87,7 +87,6 @@ class Snapshot:
 
     @property
     def line(self) -> str:
-        """The last line that rank 0 has written."""
         return next(filter(None, (one.readings[-1].line for one in self.ready.values())), "")
 
 
@@ -102,10 +101,10 @@ class ClusterReadings:
         self._read_new_nodes()
         threading.Thread(target=self._ask, daemon=True).start()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> LatestReadings:
         cluster = self._cluster
         known = {node: self._known.get(one.id, NodeReadings()) for node, one in cluster.nodes.items()}
-        return Snapshot(cluster, known)
+        return LatestReadings(cluster, known)
 
     def _read_new_nodes(self) -> None:
         for node, one in self._cluster.nodes.items():
@@ -122,7 +121,6 @@ class ClusterReadings:
                 self._read_new_nodes()
 
     def _follow(self, node: int, instance: str) -> None:
-        """Read from a node until its instance has ended."""
         while (cluster := self._cluster.only([instance])).nodes:
             try:
                 self._read(cluster, node, instance)
@@ -144,7 +142,5 @@ class ClusterReadings:
         runner, _ = connect.connect_reachable(cluster, self._spec)
         request = ReadingsRequest(limits.reading, connect.PROJECT)
         with closing(runner):
-            result = client.run_step(
-                runner, node, request, timeout=limits.silence, on_stdout=receive, span=False, is_last=True
-            )
+            result = client.run_step(runner, node, request, timeout=limits.silence, on_stdout=receive)
         raise NodeError(f"node {node}: {replies.failure_text(result)}")

@@ -1,10 +1,7 @@
-"""JobSpec + Script + what a Slurm cluster needs to know -> an sbatch script. Pure.
-
-The second renderer of the template in `ranks.py`: its facts become shell variables, which the script finds on
-each node. The parts that do not depend on the job are in slurm.sh. Every text of the user is quoted, and what
-gets into an #SBATCH line, which Slurm parses by rules of its own, is limited to characters that mean nothing
-there.
-"""
+"""JobSpec + Script + what a Slurm cluster needs to know -> an sbatch script: the second renderer of the
+template in `ranks.py`, whose facts become shell variables. The parts that do not depend on the job are in
+slurm.sh. Every text of the user is quoted, and what gets into an #SBATCH line, which Slurm parses by rules of
+its own, is limited to characters that mean nothing there. Pure."""
 
 from __future__ import annotations
 
@@ -62,8 +59,6 @@ _LIMITS = {
 # Options that the script itself sets: a second value would contradict what it does.
 _OWN = {
     "nodes": "-n N",
-    "ntasks": "",
-    "ntasks-per-node": "",
     "gpus-per-node": "--gpus-per-node G",
     "cpus-per-task": "--cpus-per-task C",
     "mem": "--mem AMOUNT",
@@ -74,21 +69,15 @@ _OWN = {
     "signal": "--save-minutes MIN",
     "requeue": "--max-requeues N",
     "no-requeue": "--max-requeues 0",
-    "open-mode": "",
-    "array": "",
-    "export": "",
-    "wrap": "",
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "open-mode", "array", "export", "wrap"), ""),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class SlurmOptions:
-    """What the cluster needs to know besides the job; None: its own default. Raises UsageError for values
-    that are not allowed in an #SBATCH line.
-
-    `required`: variables that have to be set where the job is submitted. `setup`: commands that the script
-    runs in its own shell before the ranks start.
-    """
+    """What the cluster needs to know besides the job; None: its own default. `required`: variables that have
+    to be set where the job is submitted. `setup`: commands that the script runs in its own shell before the
+    ranks start. Raises UsageError for values that are not allowed in an #SBATCH line."""
 
     gpus_per_node: str | None = None
     cpus_per_task: int | None = None
@@ -129,12 +118,23 @@ def render(config: Config, script: Script, options: SlurmOptions) -> str:
     ranks, gpus = _ranks_and_gpus(config, options)
     _check_time(options.time, job.save_minutes)
     for word in (*script.argv, job.python, *config.setup.run, *options.setup):
-        _check_utf8(word)
-    _check_variables((*job.env, *options.required))
+        if re.search("[\ud800-\udfff]", word):
+            raise UsageError(
+                f"{one_line(repr(word), 100)} is not UTF-8, so it cannot be written to the script",
+                hint="rename the file, or pass the value in a file",
+            )
+    # They would change those of the script.
+    if own := [name for name in dict.fromkeys((*job.env, *options.required)) if is_own_variable(name)]:
+        raise UsageError(
+            f"--env {own[0]}: the Slurm script uses {' and '.join(own)} itself",
+            hint="choose another name in --env, --env-file or [job] env, and in the training script",
+        )
     planned = template(job, script, ranks=ranks)
     quoted_env = {name: quote(value) for name, value in job.env.items()}
     parts = {
-        "DIRECTIVES": "\n".join(f"#SBATCH {one}" for one in _directives(config, script, options, gpus)),
+        "DIRECTIVES": "\n".join(
+            f"#SBATCH {directive}" for directive in _directives(config, script, options, gpus)
+        ),
         "PYTHON": quote(job.python or "python3"),
         "RANKS": str(ranks),
         "MAX_REQUEUES": str(options.max_requeues),
@@ -153,23 +153,16 @@ def render(config: Config, script: Script, options: SlurmOptions) -> str:
 
 
 def quote(text: str) -> str:
-    r"""Return the text as one word of bash.
-
-    Control characters become escapes of $'...': a line break in an argument must not begin a line of the
-    script, and sbatch refuses scripts with \r\n.
-    """
+    r"""Return the text as one word of bash. Control characters become escapes of $'...': a line break in an
+    argument must not begin a line of the script, and sbatch refuses scripts with \r\n."""
     if not _CONTROL.search(text):
         return shlex.quote(text)
     escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + _CONTROL.sub(_escape, escaped) + "'"
-
-
-def _escape(found: re.Match[str]) -> str:
-    return "".join(f"\\{byte:03o}" for byte in found[0].encode())
+    octal = _CONTROL.sub(lambda found: "".join(f"\\{byte:03o}" for byte in found[0].encode()), escaped)
+    return f"$'{octal}'"
 
 
 def _shell(word: Word) -> str:
-    """Return a word with its facts as shell variables."""
     literals = [part for part in word if not isinstance(part, Fact)]
     if len(literals) == len(word):
         return quote("".join(literals))
@@ -238,18 +231,14 @@ def _seconds(limit: str) -> int | None:
     if found is None:
         return None
     fields = [int(number) for number in found["fields"].split(":")]
-    if found["days"] is not None:
-        hours, minutes, seconds = (*fields, 0, 0)[:3]
-    elif len(fields) == 3:
-        hours, minutes, seconds = fields
-    else:
-        hours, (minutes, seconds) = 0, (*fields, 0)[:2]
-    return (((int(found["days"] or 0) * 24) + hours) * 60 + minutes) * 60 + seconds
+    if found["days"] is None and len(fields) < 3:  # minutes come first
+        fields = [0, *fields]
+    hours, minutes, seconds = (*fields, 0, 0)[:3]
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _check_time(limit: str | None, save_minutes: float) -> None:
-    seconds = None if limit is None else _seconds(limit)
-    if seconds is None:
+    if limit is None or (seconds := _seconds(limit)) is None:
         return
     if seconds == 0:
         raise UsageError("--time 0 is no time limit", hint="omit --time for that of the partition")
@@ -270,34 +259,14 @@ def _check_extra(option: str) -> None:
             "'#'",
         )
     name = option[2:].partition("=")[0]
-    if name in _OWN:
-        own = _OWN[name]
+    if (own := _OWN.get(name)) is not None:
         hint = f"give {own} instead" if own else "remove it"
         raise UsageError(f"--sbatch {shown}: the script sets --{name} itself", hint=hint)
-
-
-def _check_utf8(word: str) -> None:
-    try:
-        word.encode()
-    except UnicodeEncodeError:
-        raise UsageError(
-            f"{one_line(repr(word), 100)} is not UTF-8, so it cannot be written to the script",
-            hint="rename the file, or pass the value in a file",
-        ) from None
 
 
 def is_own_variable(name: str) -> bool:
     """Whether the ranks cannot have a variable of this name, because the script, Slurm or bash uses it."""
     return name in SCRIPT_VARIABLES | _READ_ONLY or name.startswith(("SLURM_", "SLURMD_"))
-
-
-def _check_variables(names: Iterable[str]) -> None:
-    """Raise UsageError for variables of the ranks that would change those of the script."""
-    if own := [name for name in dict.fromkeys(names) if is_own_variable(name)]:
-        raise UsageError(
-            f"--env {own[0]}: the Slurm script uses {' and '.join(own)} itself",
-            hint="choose another name in --env, --env-file or [job] env, and in the training script",
-        )
 
 
 def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:
@@ -309,8 +278,7 @@ def _checks(script: Script, required: Sequence[str]) -> Iterable[str]:
 
 
 def _setup(commands: Sequence[str], shell: Sequence[str]) -> Iterable[str]:
-    """Yield the lines that prepare the job: in the script's own shell, as for `module load`; and [setup] run,
-    as on EC2."""
+    """Yield what prepares the job: `module load` and the like in the script's own shell; and [setup] run."""
     if shell:
         yield "# --setup"
     for command in shell:

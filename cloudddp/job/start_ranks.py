@@ -1,31 +1,38 @@
-"""Starting the ranks of a job: the agents of all nodes at once, which connect to each other before a rank
-runs."""
+"""Starting the ranks of a job: the agents of all nodes connect to each other before a rank runs."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from cloudddp import timings
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.gang import Gang, Unreachable
-from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.phases import Peer
 from cloudddp.agent.protocol.sharing import SnapshotSearch, matches
-from cloudddp.agent.protocol.start import MAX_LEFT, Container, Deadline, OnStall, StartReply, StartRequest
+from cloudddp.agent.protocol.start import (
+    MAX_LEFT,
+    Deadline,
+    NodeEnd,
+    OnStall,
+    StartReply,
+    StartRequest,
+    Watch,
+    Work,
+)
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
 from cloudddp.config.spec import Config, JobSpec
 from cloudddp.errors import NodeError
-from cloudddp.formats import moment
+from cloudddp.formats import format_time
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_destination_of
-from cloudddp.job.ranks import NodePlan
-from cloudddp.text import one_line
+from cloudddp.job.ranks import LaunchNode, NodePlan
+from cloudddp.text import node_list, one_line
 
 _LISTED_PAIRS = 4
 # Name -> the parts of the start at which it begins and ends.
@@ -40,50 +47,42 @@ _LISTED_PROBLEMS = 6
 def start(
     runner: Runner,
     cluster: Cluster,
-    probes: Mapping[int, ProbeReply],
     config: Config,
+    nodes: Sequence[LaunchNode],
     plans: Sequence[NodePlan],
     job: NewJob,
-    files: Collection[str],
-    versions: Mapping[int, int],
-    images: Mapping[int, Container],
-) -> dict[int, StartReply]:
-    """Start the ranks on every node, and return the replies by node. `files` are those of the project,
-    `versions` what each node has of them, `images` in which containers ranks run. Raises NodeError; then
-    ranks may run on some nodes."""
-    gang, deadline = _gang(cluster, probes, config), _deadline(cluster)
-    wrote = any(reply.wrote for reply in probes.values())
-    looked_for = looking_for(config.job, files, nodes=len(plans), wrote=wrote)
+    files: Iterable[str] = (),
+) -> None:
+    """Start the ranks on every node, and note the replies. `files` are those of the project. Raises
+    NodeError; then ranks may run on some nodes."""
+    gang = _gang(cluster, nodes, config)
+    wrote = any(one.probe.wrote for one in nodes)
+    versions = {one.rank: one.version for one in nodes}
+    images = {one.rank: one.container for one in nodes}
+    search = snapshot_search(config.job, files, nodes=len(plans), wrote=wrote)
+    watch, end = _watch(cluster, config.job), _end(cluster, config, job)
     requests = {
         plan.node: StartRequest(
             job=job.id,
             node=plan.node,
             project=PROJECT,
-            script=job.script.shown,
-            env=plan.env,
-            processes=plan.processes,
-            ranks=plan.ranks,
-            max_restarts=config.job.max_restarts,
-            stop_grace=config.job.stop_grace,
-            log_mb=config.job.log_mb,
             gang=gang,
-            retries=config.job.retries,
-            stall_minutes=config.job.stall_minutes,
-            on_stall=OnStall(config.job.on_stall),
-            alone_seconds=timing.current().alone,
-            straggler_seconds=timing.current().straggler,
-            save=config.job.save_minutes * timing.current().minute,
-            deadline=deadline,
-            poweroff=None if job.poweroff is None else job.poweroff * timing.current().minute,
-            keep=job.keep * timing.current().minute,
+            work=Work(
+                script=job.script.shown,
+                env=plan.env,
+                processes=plan.processes,
+                ranks=plan.ranks,
+                max_restarts=config.job.max_restarts,
+                stop_grace=config.job.stop_grace,
+                log_mb=config.job.log_mb,
+                paths=config.data_paths,
+                container=images.get(plan.node),
+            ),
+            watch=watch,
+            end=end,
             resumed_from=job.resumed_from,
-            results=s3_destination_of(config, job.id),
-            snapshots=looked_for,
+            snapshots=search,
             version=versions[plan.node],
-            paths=config.data_paths,
-            notify=config.job.notify_target,
-            usd_hour=cluster.hour or 0.0,
-            container=images.get(plan.node),
         )
         for plan in plans
     }
@@ -92,16 +91,14 @@ def start(
     unreachable = {node: reply.unreachable for node, reply in replies.items() if reply.unreachable}
     if unreachable:
         raise _not_connected(unreachable, gang, cluster)
-    return replies
+    for one in nodes:
+        one.start_reply = replies[one.rank]
 
 
-def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool) -> SnapshotSearch | None:
-    """Return what looks for the files that the nodes share and that are not `files` of the project, which the
-    agents copy between them before ranks start (share/spread.py there); None where they share none.
-
-    A pattern of job.share that matches a folder is for all that is in it. `wrote`: an earlier job wrote
-    something. Pure.
-    """
+def snapshot_search(job: JobSpec, files: Iterable[str], *, nodes: int, wrote: bool) -> SnapshotSearch | None:
+    """Return the search for the files that the nodes share and that are not `files` of the project, which the
+    agents copy between them before ranks start (share/spread.py there); None where they share none. A pattern
+    of job.share that matches a folder is for all in it. `wrote`: an earlier job wrote something. Pure."""
     patterns = tuple(found for one in job.share for found in (one, f"{one}/**")) or job.snapshots
     if not patterns:
         if not (wrote or job.retries):
@@ -116,15 +113,37 @@ def looking_for(job: JobSpec, files: Collection[str], *, nodes: int, wrote: bool
 
 
 def _record_laps(replies: Mapping[int, StartReply]) -> None:
-    """Record the parts of the start that the agents have reported, as spans: each one until the next, but for
-    mesh and preflight, which run at the same time."""
+    """Record the parts of the start that the agents have reported, as spans."""
     now = time.monotonic()
     for node, reply in replies.items():
+        at = {part: now - seconds for part, seconds in reply.reached.items()}
         for name, (begin, end) in _LAPS.items():
-            if begin in reply.reached and end in reply.reached:
-                timings.add(
-                    f"  on the node: {name}", now - reply.reached[begin], now - reply.reached[end], node
-                )
+            if begin in at and end in at:
+                timings.add(f"  on the node: {name}", at[begin], at[end], node)
+
+
+def _watch(cluster: Cluster, job: JobSpec) -> Watch:
+    limits = timing.current()
+    return Watch(
+        retries=job.retries,
+        stall_minutes=job.stall_minutes,
+        on_stall=OnStall(job.on_stall),
+        alone_seconds=limits.alone,
+        straggler_seconds=limits.straggler,
+        notify=job.notify_target,
+        usd_hour=cluster.hour or 0.0,
+    )
+
+
+def _end(cluster: Cluster, config: Config, job: NewJob) -> NodeEnd:
+    minute = timing.current().minute
+    return NodeEnd(
+        save=config.job.save_minutes * minute,
+        deadline=_deadline(cluster),
+        poweroff=None if job.poweroff is None else job.poweroff * minute,
+        keep=job.keep * minute,
+        results=s3_destination_of(config, job.id),
+    )
 
 
 def _deadline(cluster: Cluster) -> Deadline | None:
@@ -132,16 +151,13 @@ def _deadline(cluster: Cluster) -> Deadline | None:
     if cluster.expires is None:
         return None
     left = (cluster.expires - datetime.now(UTC)).total_seconds()
-    if left <= 0:  # the tag is wrong: the nodes run
-        return None
-    return Deadline(min(left, MAX_LEFT), moment(cluster.expires))
+    # Without any left the tag is wrong: the nodes run.
+    return Deadline(min(left, MAX_LEFT), format_time(cluster.expires)) if left > 0 else None
 
 
-def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) -> Gang:
-    """Return the nodes of a job, with a new secret."""
+def _gang(cluster: Cluster, nodes: Sequence[LaunchNode], config: Config) -> Gang:
     peers = [
-        Peer(node, cluster.nodes[node].private_ip, reply.agent_port, cluster.nodes[node].id)
-        for node, reply in sorted(probes.items())
+        Peer(node.rank, node.address, node.probe.agent_port, cluster.nodes[node.rank].id) for node in nodes
     ]
     return Gang(
         tuple(peers),
@@ -153,11 +169,11 @@ def _gang(cluster: Cluster, probes: Mapping[int, ProbeReply], config: Config) ->
 
 
 def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluster) -> NodeError:
-    """Return the error for nodes whose agents could not connect to each other, so that no rank was
-    started."""
+    """Return the error for nodes whose agents could not connect to each other: no rank was started."""
+    again = "repeat `cloudddp launch`"
     for node, one in found.items():
         if one.error:
-            return NodeError(f"node {node}: {one_line(one.error)}", hint="repeat `cloudddp launch`")
+            return NodeError(f"node {node}: {one_line(one.error)}", hint=again)
     problems = dict.fromkeys(one_line(text) for one in found.values() for text in one.problems)
     if problems:
         return NodeError(
@@ -170,26 +186,21 @@ def _not_connected(found: Mapping[int, Unreachable], gang: Gang, cluster: Cluste
         (node, other): reason for node, one in found.items() for other, reason in sorted(one.to.items())
     } or {(other, node): "it did not connect" for node, one in found.items() for other in one.by}
     if not pairs:
-        nodes = ", ".join(map(str, sorted(found)))
-        return NodeError(
-            f"not all nodes were ready in time; node {nodes} gave up",
-            hint="repeat `cloudddp launch`",
-        )
+        return NodeError(f"not all nodes were ready in time; {node_list(found)} gave up", hint=again)
     listed = "; ".join(
         f"node {node} cannot connect to node {other} ({ports.get(other, 'unknown')}): {one_line(reason)}"
         for (node, other), reason in sorted(pairs.items())[:_LISTED_PAIRS]
     )
     more = f"; and {len(pairs) - _LISTED_PAIRS} more" if len(pairs) > _LISTED_PAIRS else ""
-    groups = sorted({group for node in cluster.nodes.values() for group in node.groups})
-    rule = (
-        f"ec2 authorize-security-group-ingress --region {cluster.region} --group-id {groups[0]} "
-        f"--ip-permissions 'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={groups[0]}}}]'"
-        if groups
-        else ""
-    )
+    groups, rule = sorted({group for node in cluster.nodes.values() for group in node.groups}), ""
+    if groups:
+        rule = (
+            f"; this adds the inbound rule: aws ec2 authorize-security-group-ingress --region "
+            f"{cluster.region} --group-id {groups[0]} --ip-permissions "
+            f"'IpProtocol=-1,UserIdGroupPairs=[{{GroupId={groups[0]}}}]'"
+        )
     return NodeError(
         f"{listed}{more}",
         hint="the ranks need every port between the nodes: check the rules of the cluster's security group "
-        "(inbound and outbound, all traffic within the group) and the network ACLs of its subnet"
-        + (f"; this adds the inbound rule: aws {rule}" if rule else ""),
+        f"(inbound and outbound, all traffic within the group) and the network ACLs of its subnet{rule}",
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from cloudddp.agent import client
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.copies import Copied
-from cloudddp.agent.protocol.jobs import MAX_LISTING, ConcludeRequest, JobsRequest, JobState, Verdict
+from cloudddp.agent.protocol.jobs import ConcludeRequest, JobsRequest, JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus
+from cloudddp.agent.protocol.progress import Straggler, ToleratedStall, TrainingStatus
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job.failure_text import cause
 from cloudddp.job.job_request import LONGEST_SCRIPT
@@ -25,10 +25,8 @@ LONGEST_DETAIL = 2000  # characters of what the nodes write about a stall
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks.
-
-    `ended` is None while it runs, and for a job that ended when no node could record it (LOST).
-    """
+    """A job on all its nodes together. Times are seconds since the epoch; `nodes` are node ranks. `ended` is
+    None while it runs, and for a job that ended when no node could record it (LOST)."""
 
     id: str
     status: JobStatus
@@ -45,7 +43,7 @@ class JobRecord:
     unused: float = 0.0  # for how many seconds that one was unused when it answered
     resumed_from: str = ""  # the job that it continues
     stragglers: tuple[Straggler, ...] = ()  # ranks that are slow, or were
-    stall: LeftStall | None = None  # the last one that was left alone (on_stall = "leave")
+    stall: ToleratedStall | None = None  # the last one that was left alone (on_stall = "leave")
     copied: tuple[tuple[int, Copied], ...] = ()  # what each node has copied to S3
     leaving: int | None = None  # the node whose announced end has ended it
     rebooted: tuple[int, ...] = ()  # nodes on which it ended because they were rebooted
@@ -55,7 +53,7 @@ class JobRecord:
     setup: bool = False  # it is in its setup, or has ended there: no rank was started
 
     @property
-    def stalled(self) -> LeftStall | None:
+    def stalled(self) -> ToleratedStall | None:
         """The stall, where the job runs and no rank does anything; else None."""
         running = self.stall is not None and self.stall.until is None and not self.status.ended
         return self.stall if running else None
@@ -74,7 +72,7 @@ def list_jobs(
     more than `seconds`. `silent` takes the nodes whose connection breaks meanwhile; otherwise that is an
     error, too."""
     replies = client.call_all(
-        runner, dict.fromkeys(runner.nodes, JobsRequest()), timeout=seconds, limit=MAX_LISTING, silent=silent
+        runner, dict.fromkeys(runner.nodes, JobsRequest()), timeout=seconds, silent=silent
     )
     jobs: dict[str, dict[int, JobState]] = {}
     for node, reply in replies.items():
@@ -86,48 +84,47 @@ def list_jobs(
 
 
 def _conclude(runner: Runner, job_id: str, states: Mapping[int, JobState]) -> None:
-    """Record the verdict of a job on nodes whose agent ended without one, and on nodes that could not reach
-    the others and have decided alone: every later command is to get the same answer, also when the nodes that
-    know it have gone."""
+    """Record the verdict of a job on nodes whose agent ended without one, or that have decided alone: every
+    later command is to get the same answer, also when the nodes that know it have gone."""
     verdict = agreed(states) if all(state.phase.ended for state in states.values()) else None
-    others = {node for node, state in states.items() if _differs(state, verdict)}
+    others = {
+        node
+        for node, state in states.items()
+        if state.phase is JobPhase.LOST or state.verdict not in (None, verdict)
+    }
     if verdict is None or not others:
         return
 
     def conclude(node: int) -> None:
-        if node in others:
-            with contextlib.suppress(NodeError):  # tried again by the next command
-                client.call(runner, node, ConcludeRequest(job_id, verdict))
+        with contextlib.suppress(NodeError):  # tried again by the next command
+            client.call(runner, node, ConcludeRequest(job_id, verdict))
 
-    runner.each(conclude).all()
-
-
-def _differs(state: JobState, verdict: Verdict | None) -> bool:
-    """Whether a node has no verdict, or another one than that of the first node."""
-    if state.phase is JobPhase.LOST:
-        return True
-    return verdict is not None and state.verdict is not None and state.verdict != verdict
+    runner.each(conclude, nodes=others).all()
 
 
 def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
-    """Return a job, from its state on each node that has answered. Pure.
-
-    While a node still runs its part, the job has not ended, and what others have decided may not be what
-    counts.
-    """
+    """Return a job, from its state on each node that has answered. While a node still runs its part, the job
+    has not ended, and what others have decided may not be what counts. Pure."""
     if not all(state.phase.ended for state in states.values()):
         states = {node: replace(state, verdict=None) for node, state in states.items()}
     found = outcome(states)
     reported = states.values()
     ending = [(one.grace - one.unused, one) for one in reported if one.grace is not None]
     first = min(ending, key=lambda one: one[0])[1] if ending else None
+    # All nodes record the same ones; of a node that was cut off meanwhile the record is older.
+    slow = sorted((one for state in reported for one in state.stragglers), key=_last_change)
+    # At the moment of its verdict, whichever nodes answer; else when the last of them ended.
+    verdict = agreed(states)
+    ended = verdict.at if verdict is not None else None
+    ended = ended or max((one.ended for one in reported if one.ended is not None), default=None)
+    stall = max((one.stall for one in reported if one.stall), key=_last_change, default=None)
     return JobRecord(
         id=job_id,
         status=found.status,
         exit_code=found.exit_code,
         script=one_line(next(iter(reported)).script, LONGEST_SCRIPT),
         started=min((one.started for one in reported if one.started is not None), default=None),
-        ended=_ended(states) if found.status.ended else None,
+        ended=ended if found.status.ended else None,
         nodes=tuple(sorted(states)),
         rank_zero=next(
             (node for node, one in states.items() if any(rank.rank == 0 for rank in one.ranks)), None
@@ -138,8 +135,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
         grace=first.grace if first is not None else None,
         unused=first.unused if first is not None else 0.0,
         resumed_from=next((one.resumed_from for one in reported if one.resumed_from), ""),
-        stragglers=_stragglers(reported),
-        stall=_stall(reported),
+        stragglers=tuple(one for _, one in sorted({one.rank: one for one in slow}.items())),
+        stall=stall and replace(stall, detail=one_line(stall.detail, LONGEST_DETAIL)),
         leaving=leaving(states),
         rebooted=tuple(rebooted(states)),
         copied=tuple((node, one.copied) for node, one in sorted(states.items()) if one.copied is not None),
@@ -150,31 +147,8 @@ def record(job_id: str, states: Mapping[int, JobState]) -> JobRecord:
     )
 
 
-def _ended(states: Mapping[int, JobState]) -> float | None:
-    """Return when a job ended: at the moment of its verdict, whichever nodes answer; else when the last of
-    them ended."""
-    verdict = agreed(states)
-    if verdict is not None and verdict.at is not None:
-        return verdict.at
-    return max((one.ended for one in states.values() if one.ended is not None), default=None)
-
-
-def _stragglers(states: Iterable[JobState]) -> tuple[Straggler, ...]:
-    """Return the stragglers that the nodes have recorded, by rank. All nodes record the same ones; of a node
-    that was cut off meanwhile the record is older."""
-    found: dict[int, Straggler] = {}
-    for one in sorted((one for state in states for one in state.stragglers), key=_last_change):
-        found[one.rank] = one
-    return tuple(found[rank] for rank in sorted(found))
-
-
-def _last_change(one: Straggler | LeftStall) -> float:
+def _last_change(one: Straggler | ToleratedStall) -> float:
     return one.since if one.until is None else one.until
-
-
-def _stall(states: Iterable[JobState]) -> LeftStall | None:
-    found = max((one.stall for one in states if one.stall is not None), key=_last_change, default=None)
-    return found and replace(found, detail=one_line(found.detail, LONGEST_DETAIL))
 
 
 class UnknownJob(CloudDDPError):
@@ -185,20 +159,18 @@ def find(jobs: Sequence[JobRecord], wanted: str | None) -> JobRecord:
     """Return the job of that id (or of its unique beginning), or the newest: of those that run, if any does.
     Raises UnknownJob for none, CloudDDPError for several."""
     if not jobs:
-        raise UnknownJob(
-            "no job has been launched on this cluster", hint="start one: `cloudddp launch SCRIPT`"
-        )
+        text = "no job has been launched on this cluster"
+        raise UnknownJob(text, hint="start one: `cloudddp launch SCRIPT`")
     if wanted is None:
-        return next((one for one in reversed(jobs) if not one.status.ended), jobs[-1])
-    matching = [one for one in jobs if one.id.startswith(wanted)]
-    exact = [one for one in matching if one.id == wanted]
-    found = exact or matching
+        return next((job for job in reversed(jobs) if not job.status.ended), jobs[-1])
+    matching = [job for job in jobs if job.id.startswith(wanted)]
+    found = [one for one in matching if one.id == wanted] or matching
     if len(found) != 1:
         what = f"job id {wanted!r} is ambiguous" if found else f"job {wanted!r} not found on this cluster"
-        kind = CloudDDPError if found else UnknownJob
-        newest = [one.id for one in (found or jobs)[-_NEWEST:]]
+        newest = ", ".join(one.id for one in (found or jobs)[-_NEWEST:])
         some = "the newest jobs" if len(found or jobs) > _NEWEST else "jobs"
-        raise kind(what, hint=f"{some}: {', '.join(newest)}; `cloudddp jobs` lists all")
+        kind = CloudDDPError if found else UnknownJob
+        raise kind(what, hint=f"{some}: {newest}; `cloudddp jobs` lists all")
     return found[0]
 
 

@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.file_steps import REPLACED, ReceiveReply, ReceiveRequest
-from cloudddp.agent.protocol.machine import ProbeReply
+from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.manifest import Manifest, path_from_wire
 from cloudddp.agent.protocol.sharing import WIDTH
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.schema import number
 from cloudddp.config.spec import Config
-from cloudddp.errors import Message, StepUpdate, UsageError, inert, q
-from cloudddp.formats import counted
-from cloudddp.job.project_files import Snapshot
+from cloudddp.errors import StepUpdate, StepWarning, UsageError, WarningWithCommands, inert, q
+from cloudddp.formats import plural
+from cloudddp.job.project_files import ProjectFiles
+from cloudddp.job.ranks import LaunchNode
 from cloudddp.job.transfer import Transfer, View
 from cloudddp.text import one_line, size_of
 
@@ -33,24 +34,22 @@ REPORT = 5.0  # seconds between two lines about a transfer that lasts
 
 
 @dataclass(frozen=True)
-class Origin:
+class ProjectIdentity:
     """The id of this computer's project, "" for none. `agree` gets the nodes that have the files of another
     project, and raises CloudDDPError unless these may be replaced."""
 
     id: str = ""
     agree: Callable[[Sequence[int]], None] = lambda _: None
 
-    def others(self, probes: Mapping[int, ProbeReply]) -> list[int]:
-        return [
-            node for node, reply in sorted(probes.items()) if self.id and reply.origin not in ("", self.id)
-        ]
+    def others(self, nodes: Iterable[LaunchNode]) -> list[int]:
+        return [node.rank for node in nodes if self.id and node.probe.origin not in ("", self.id)]
 
-    def check(self, probes: Mapping[int, ProbeReply]) -> None:
-        if nodes := self.others(probes):
-            self.agree(nodes)
+    def check(self, nodes: Iterable[LaunchNode]) -> None:
+        if others := self.others(nodes):
+            self.agree(others)
 
 
-UNKNOWN = Origin()
+UNKNOWN = ProjectIdentity()
 
 
 def sync(
@@ -58,65 +57,68 @@ def sync(
     cluster: Cluster,
     config: Config,
     *,
-    files: Snapshot,
+    files: ProjectFiles,
     progress: Progress,
-    origin: Origin = UNKNOWN,
+    origin: ProjectIdentity = UNKNOWN,
 ) -> None:
     """Sync the project's files to every node. Raises UsageError, NodeError, and what `origin` raises."""
     probes = probe(
-        runner,
-        cluster,
-        manifest=files.digest,
-        python=config.job.python,
-        only_files=True,
-        then=(ReceiveRequest.STEP,),
+        runner, cluster, ProbeRequest(PROJECT, "", config.job.python, files.digest, only_files=True)
     )
-    origin.check(probes)
+    nodes = launch_nodes(cluster, probes)
+    origin.check(nodes)
     for job in sorted({job for reply in probes.values() if reply.differs for job in reply.running}):
-        progress(f"warning: job {job} is running while its files are changed")
-    update(runner, cluster, probes, config, files, progress, origin)
+        progress(StepWarning(f"job {job} is running while its files are changed"))
+    update(runner, nodes, files, progress, origin, max_mb=config.sync.max_mb)
+
+
+def launch_nodes(cluster: Cluster, probes: Mapping[int, ProbeReply]) -> list[LaunchNode]:
+    return [
+        LaunchNode(rank, cluster.nodes[rank].private_ip, reply, reply.version)
+        for rank, reply in sorted(probes.items())
+    ]
 
 
 def update(
     runner: Runner,
-    cluster: Cluster,
-    probes: Mapping[int, ProbeReply],
-    config: Config,
-    files: Snapshot,
+    nodes: Sequence[LaunchNode],
+    files: ProjectFiles,
     progress: Progress,
-    origin: Origin = UNKNOWN,
+    origin: ProjectIdentity = UNKNOWN,
     *,
+    max_mb: float,
     job: str = "",
-) -> dict[int, int]:
-    """Make the nodes' project folders like this computer's. A step runs on each node that lacks something,
-    and on some that have everything and serve the others; none runs where nothing has changed.
-
-    `probes`: each node's reply to a probe. `job`: whose launch this is part of. Return the version of the
-    files on each node. Raises UsageError, NodeError.
-    """
-    versions = {node: reply.version for node, reply in probes.items()}
-    lacking = sorted({*origin.others(probes), *(node for node, reply in probes.items() if reply.differs)})
+) -> None:
+    """Make the nodes' project folders like this computer's, and note their versions. A step runs on each node
+    that lacks something, and on some that have everything and serve the others; none runs where nothing has
+    changed. `job`: whose launch this is part of. Raises UsageError, NodeError."""
+    others = origin.others(nodes)
+    lacking = [node for node in nodes if node.probe.differs or node.rank in others]
     if not lacking:
         progress(f"files are up to date on every node ({len(files.manifest)} files)")
-        return versions
-    have = sorted(probes.keys() - {*lacking})[: -(-len(lacking) // WIDTH)]
-    announced = _Announced(files, config.sync.max_mb, len(lacking), progress)
+        return
+    have = [node for node in nodes if node not in lacking][: -(-len(lacking) // WIDTH)]
+    announced = _Announced(files, max_mb, len(lacking), progress)
     transfer = Transfer(
         runner,
         files,
-        {node: cluster.nodes[node].private_ip for node in (*have, *lacking)},
+        {one.rank: one.address for one in (*have, *lacking)},
         announced,
         ReceiveRequest(PROJECT, origin=origin.id, job=job),
-        versions,
+        {node.rank: node.version for node in nodes},
     )
     with timings.span("send files"):
         outcome = transfer.run()
     if not outcome.errors:
         announced.end()
     for path in transfer.unstable[:SHOWN]:
-        progress(f"warning: {one_line(path)} was changing while it was sent; the next sync sends it again")
+        progress(
+            StepWarning(f"{one_line(path)} was changing while it was sent; the next sync sends it again")
+        )
     report_replaced(outcome.values, progress)
-    return versions | {node: reply.version for node, reply in outcome.all().items()}
+    replies = outcome.all()
+    for one in (*have, *lacking):
+        one.version = replies[one.rank].version
 
 
 def report_replaced(replies: Mapping[int, ReceiveReply], progress: Progress) -> None:
@@ -127,18 +129,18 @@ def report_replaced(replies: Mapping[int, ReceiveReply], progress: Progress) -> 
         names = [inert(one_line(path_from_wire(name), 80)) for name in replaced.names[:SHOWN]]
         more = [f"{replaced.count - len(names)} more"] if replaced.count > len(names) else []
         text = (
-            f"warning: node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in "
+            f"node {node}: a job wrote {', '.join(names + more)}, which was not pulled and is in "
             f"the way: it was moved to {REPLACED} there; `cloudddp pull {q(REPLACED)} --node {q(node)}` "
             "copies it"
         )
-        progress(Message(text))
+        progress(WarningWithCommands(text))
 
 
 class _Announced(View):
     """Checks what the nodes want, announces it, and reports how much of a transfer that lasts has left this
     computer. `lacking` nodes lack something."""
 
-    def __init__(self, files: Snapshot, max_mb: float, lacking: int, progress: Progress) -> None:
+    def __init__(self, files: ProjectFiles, max_mb: float, lacking: int, progress: Progress) -> None:
         super().__init__(progress)
         self._files, self._max_mb, self._lacking = files, max_mb, lacking
         self._total = 0  # bytes of the files that are sent from here
@@ -146,15 +148,21 @@ class _Announced(View):
         self._began = self._at = time.monotonic()  # of the last report
 
     def approve(self, lacking: Mapping[int, Sequence[str]], here: Collection[int], delete: int) -> None:
-        """Say what is sent from here, to the nodes `here`. Raise UsageError where too much would be sent to a
-        node."""
+        """Say what is sent to the nodes `here`. Raise UsageError where too much would be sent to a node."""
         same = all(names == lacking[min(lacking)] for names in lacking.values())
         for node, names in sorted(lacking.items()):
             check_size(self._files, names, self._max_mb, node=None if same else node)
         sent = {name for node in here for name in lacking[node]}
         self._total = sum(self._files.manifest[name].size for name in sent)
-        copied = not sent and any(lacking.values())
-        self.note(_summary(len(sent), self._total, delete, self._lacking, from_nodes=copied))
+        to, deleted = plural(self._lacking, "node"), f"deleting {plural(delete, 'file')}"
+        nothing, more = "; nothing is sent from this computer", f"; {deleted}" if delete else ""
+        if sent:
+            what = f"sending {plural(len(sent), 'file')}, {size_of(self._total)}, to {to}{more}"
+        elif any(lacking.values()):
+            what = f"copying files from node to node, to {to}{nothing}{more}"
+        else:
+            what = (f"{deleted} on {to}" if delete else f"updating modes, times and links on {to}") + nothing
+        self.note(what)
 
     def sent(self, size: int) -> None:
         self._bytes += size
@@ -175,31 +183,13 @@ class _Announced(View):
     def end(self) -> None:
         """Report that a transfer of which parts were reported is complete."""
         if self._at > self._began:
-            self.note(
-                f"{counted(self._lacking, 'node')} now {'has' if self._lacking == 1 else 'have'} all files"
-            )
+            have = "has" if self._lacking == 1 else "have"
+            self.note(f"{plural(self._lacking, 'node')} now {have} all files")
 
 
-def _summary(count: int, size: int, delete: int, nodes: int, *, from_nodes: bool) -> str:
-    """Return what is about to be done. `from_nodes`: a node has all files, and the others get them from
-    it."""
-    to = counted(nodes, "node")
-    deleted = f"deleting {counted(delete, 'file')}"
-    deleting = f"; {deleted}" if delete else ""
-    if count:
-        return f"sending {counted(count, 'file')}, {size_of(size)}, to {to}{deleting}"
-    if from_nodes:
-        what = f"copying files from node to node, to {to}"
-    elif delete:
-        what, deleting = f"{deleted} on {to}", ""
-    else:
-        what = f"updating modes, times and links on {to}"
-    return f"{what}; nothing is sent from this computer{deleting}"
-
-
-def check_size(files: Snapshot, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
-    """Raise UsageError, naming the largest folders, where a sync would send more than `max_mb`, without
-    [[data]]: to all nodes, or to one."""
+def check_size(files: ProjectFiles, names: Iterable[str], max_mb: float, *, node: int | None = None) -> None:
+    """Raise UsageError where a sync would send more than `max_mb`, without [[data]], to all nodes or to
+    one."""
     manifest = files.manifest
     names = [name for name in names if not files.is_data(name)]
     size = sum(manifest[name].size for name in names)

@@ -17,10 +17,9 @@ _PORT = re.compile(rb"^([1-9]\d{3,4})\n", re.MULTILINE)
 
 
 def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -> str:
-    """Return the deepest folder of the project that has all event files below `folders`, '' if there are
-    none. Raises NodeError."""
+    """Return the deepest folder with all event files below `folders`, '' for none. Raises NodeError."""
     command = (
-        f'cd "$HOME"/{project} && find -H {shlex.join(f"./{one}" for one in folders)} -mindepth 1 '
+        f'cd "$HOME"/{project} && find -H {shlex.join(f"./{folder}" for folder in folders)} -mindepth 1 '
         f"-name '.*' -prune -o -type f -name 'events.out.tfevents.*' -print0 2> /dev/null "
         f"| head -c {_MAX_LISTING}"
     )
@@ -30,9 +29,8 @@ def find_logs(runner: Runner, node: int, project: str, folders: Sequence[str]) -
 
 
 def run(runner: Runner, node: int, python: str, logdir: str, on_port: Callable[[int], None]) -> None:
-    """Run TensorBoard with a Python of the node, for a folder below the home folder. `on_port` is called once
-    it listens on that port of the node's loopback. It ends with the connection, and if this function is
-    interrupted. Raises NodeError: why it has ended."""
+    """Run TensorBoard with a Python of the node, for a folder below the home folder, until this function is
+    interrupted. `on_port` gets its port on the node's loopback once it listens. Raises NodeError."""
     out = bytearray()
 
     def receive(data: bytes) -> None:

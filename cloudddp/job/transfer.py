@@ -1,10 +1,6 @@
 """Sends the project's files to the nodes: each byte leaves this computer once, and nodes that have all files
-send them to the others.
-
-Every node runs a `receive` step for as long as the transfer lasts. Who sends to whom is decided by
-job/distribution.py. Any program of a node's login user may write reports, so all of a report has
-limits. Files are compressed (zlib level 1) only over a slow link.
-"""
+send them to the others, as job/distribution.py decides. Every node runs a `receive` step meanwhile. Any
+program of its login user may write reports, so all of one has limits."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from cloudddp.agent import client, replies
@@ -25,13 +21,13 @@ from cloudddp.agent.protocol.codec import ProtocolError, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.manifest import manifest_to_wire
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.sending import Sender, UnreadableFile, Wanted
-from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, Known, Listing, Record, Wants
+from cloudddp.agent.protocol.sending import FileRequest, Sender, UnreadableFile
+from cloudddp.agent.protocol.transfer import PLAIN, ZLIB, FileHead, Listing, PartialFile, Wants
 from cloudddp.agent.protocol.writing import FILE, known_of
 from cloudddp.agent.replies import decode
-from cloudddp.errors import CloudDDPError, ConnectionLost, NodeError, q
+from cloudddp.errors import CloudDDPError, ConnectionLost, NodeError, StepWarning, q
 from cloudddp.job.distribution import HERE, Distribution
-from cloudddp.job.project_files import Snapshot
+from cloudddp.job.project_files import ProjectFiles
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.text import one_line
 
@@ -66,8 +62,6 @@ MAX_NOTES = 20
 
 
 class Reports:
-    """The reports of one node."""
-
     def __init__(self) -> None:
         self._line = bytearray()  # the beginning of a report
         self._notes = 0
@@ -109,11 +103,11 @@ class _Node:
         self.is_busy = self.has_ended = False
 
 
+@dataclass
 class View:
     """The callbacks of a transfer; `note` gets what the user should know."""
 
-    def __init__(self, note: Callable[[str], None]) -> None:
-        self.note = note
+    note: Callable[[str], None]
 
     def approve(self, lacking: Mapping[int, Sequence[str]], here: Collection[int], delete: int) -> None:
         """Take the files that each node lacks, which nodes get them from here first, and how many files a
@@ -134,7 +128,7 @@ class Transfer:
     def __init__(
         self,
         runner: Runner,
-        files: Snapshot,
+        files: ProjectFiles,
         addresses: Mapping[int, str],
         view: View,
         request: ReceiveRequest,
@@ -154,8 +148,8 @@ class Transfer:
         self.unstable: list[str] = []
 
     def run(self) -> Outcome[ReceiveReply]:
-        """Return the nodes' replies and errors. Raises what `approve` raises, and CloudDDPError if a file
-        cannot be read."""
+        """Return the nodes' replies and errors. Raises what `approve` raises, CloudDDPError for an unreadable
+        file."""
         for node in self._nodes.values():
             node.inbox.put((self._listing,))
         outcome = self._runner.each(
@@ -172,14 +166,16 @@ class Transfer:
         """Run the step of a node, which lasts until the whole transfer ends, and return its reply."""
         serves = self._addresses[node.rank] if len(self._nodes) > 1 else ""
         request = replace(self._request, address=serves, version=self._versions.get(node.rank, 0))
+
+        def received(data: bytes) -> None:
+            for event in node.reports.feed(data):
+                with self._lock:
+                    self._take(node, event)
+
         try:
+            body = functools.partial(self._input, node)
             result = client.run_step(
-                self._runner,
-                node.rank,
-                request,
-                body=functools.partial(self._input, node),
-                timeout=SILENCE,
-                on_stdout=lambda data: self._received(node, data),
+                self._runner, node.rank, request, body=body, timeout=SILENCE, on_stdout=received
             )
             if node.reply is None:
                 if not result.exit_code:
@@ -197,11 +193,6 @@ class Transfer:
             self._distribution.gone(node.rank)
             self._go_on()
 
-    def _received(self, node: _Node, data: bytes) -> None:
-        for event in node.reports.feed(data):
-            with self._lock:
-                self._take(node, event)
-
     def _take(self, node: _Node, event: ReceiveEvent) -> None:
         """Raises ProtocolError for what no agent reports."""
         node.is_busy = event.busy
@@ -215,7 +206,7 @@ class Transfer:
             if event.lost and not self._is_explained:
                 self._is_explained = True
                 text = f"nodes cannot copy files from each other ({one_line(event.lost, 300)})"
-                self._view.note(f"warning: {text}; sending from this computer")
+                self._view.note(StepWarning(f"{text}; sending from this computer"))
             self._distribution.answered(node.rank, sum(size for _, size in self._lacked(event.wants)))
             self._wants[node.rank] = event.wants
         if event.complete:
@@ -239,12 +230,17 @@ class Transfer:
             try:
                 here = [rank for rank, source in due.items() if source == HERE]
                 lacking = {rank: [name for name, _ in self._lacked(one)] for rank, one in self._wants.items()}
-                self._view.approve(lacking, here, max(one.delete for one in self._wants.values()))
+                self._view.approve(lacking, here, max(want.delete for want in self._wants.values()))
             except Exception as error:
                 self._fail(error)
                 return
         for rank, source in due.items():
-            self._nodes[rank].inbox.put(self._frames_of(rank, source))
+            node = self._nodes[rank]
+            if source == HERE:
+                node.inbox.put(self._contents(node, self._wants[rank]))
+            else:
+                peer = Peer(source, self._addresses[source], self._nodes[source].port)
+                node.inbox.put((transfer.frame(self._key, transfer.FETCH, encode(peer)),))
 
     def _lacked(self, wants: Wants) -> Iterator[tuple[str, int]]:
         """Yield each file of which a node does not have the contents, and how many bytes are to be sent.
@@ -257,8 +253,8 @@ class Transfer:
                 yield name, entry.size
 
     @functools.cache  # noqa: B019  it lives as long as the transfer
-    def _known(self, name: str) -> Known | None:
-        """Return what is here; None for a file that has gone."""
+    def _known(self, name: str) -> PartialFile | None:
+        """Return what is here; None for a file that no longer exists."""
         try:
             return known_of(os.open(self._snapshot.root / self._snapshot.locate(name), FILE))
         except OSError:
@@ -278,7 +274,6 @@ class Transfer:
         return found
 
     def _fail(self, error: Exception) -> None:
-        """End the transfer for all nodes, since of this computer's fault."""
         with self._lock:
             self._error = self._error or error
             self._go_on()
@@ -314,16 +309,9 @@ class Transfer:
                 return
             yield from frames
 
-    def _frames_of(self, rank: int, source: int) -> Iterable[bytes]:
-        """Return the frames with which a node gets what it lacks."""
-        if source == HERE:
-            return self._contents(self._nodes[rank], self._wants[rank])
-        peer = Peer(source, self._addresses[source], self._nodes[source].port)
-        return (transfer.frame(self._key, transfer.FETCH, encode(peer)),)
-
     def _contents(self, node: _Node, wants: Wants) -> Iterator[bytes]:
         """Yield the frames of files, b"" while what the node has is only hashed."""
-        files = (Wanted(index, self._files[index][0], known) for index, known in wants.of(self._files))
+        files = (FileRequest(index, self._files[index][0], known) for index, known in wants.of(self._files))
         sender = Sender(
             str(self._snapshot.root),
             self._key,
@@ -341,11 +329,17 @@ class Transfer:
                     with self._lock:
                         self._view.sent(len(frame))
             yield transfer.frame(self._key, transfer.DONE)
+        except UnreadableFile as error:
+            text = f"cannot read {error.path}, which the nodes need: {error.error.strerror}"
+            hint = (
+                "correct its permissions, or add it to .gitignore or sync.exclude if it is temporary; then "
+            )
+            self._fail(CloudDDPError(text, hint=f"{hint}repeat the command"))
         except Exception as error:
-            self._fail(_explained(error))
+            self._fail(error)
 
-    def _sent(self, path: str, record: Record) -> None:
-        if record.changed and path not in self.unstable:
+    def _sent(self, path: str, head: FileHead) -> None:
+        if head.changed and path not in self.unstable:
             self.unstable.append(path)
 
 
@@ -355,14 +349,4 @@ def given_up(rank: int, limit: float) -> ConnectionLost:
         f"node {rank}: it made no progress for {limit:.0f} s",
         hint=f"is the node overloaded, or its disk? Look with `cloudddp ssh {q(rank)}`; the same command "
         "continues",
-    )
-
-
-def _explained(error: Exception) -> Exception:
-    if not isinstance(error, UnreadableFile):
-        return error
-    return CloudDDPError(
-        f"cannot read {error.path}, which the nodes need: {error.error.strerror}",
-        hint="correct its permissions, or add it to .gitignore or sync.exclude if it is temporary; then "
-        "repeat the command",
     )

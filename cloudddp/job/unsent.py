@@ -1,9 +1,7 @@
-"""What the nodes will lack of a project, and by which rule: named before anything is called, or refused where
-it is the script."""
+"""What the nodes will lack of a project, and by which rule: a note, or an error where it is the script."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import posixpath
@@ -16,7 +14,8 @@ from cloudddp.config import package_inputs
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_scan
-from cloudddp.job.project_files import RESULTS, Snapshot, of_config
+from cloudddp.job.project_files import RESULTS, ProjectFiles, of_config
+from cloudddp.job.results.incoming import identity_of
 from cloudddp.text import one_line, some
 
 # Ignored in most projects, and not what a job reads.
@@ -25,7 +24,7 @@ _BUILT = (".*", "*.egg-info/", "*.pyc", "node_modules/", "build/", "dist/")
 _FOR_LINKS = "copy the files into the project, or into the folder that [[data]] names"
 
 
-def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str] = ()) -> Iterator[str]:
+def notes(files: ProjectFiles, config: Config, script: str = "", args: Sequence[str] = ()) -> Iterator[str]:
     """Yield a line for each kind of files that a user would expect on the nodes, and that are not sent.
     `script`, `args`: what is launched; the script by its path in the project."""
     if files.withheld:
@@ -34,11 +33,8 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
             "sync.exclude ends this message)"
         )
     if files.unfetched:
-        yield (
-            f"not sent: {_shown(files.unfetched)}: submodules without files; `git submodule update --init` "
-            "fetches them"
-        )
-
+        fetches = "`git submodule update --init` fetches them"
+        yield f"not sent: {_shown(files.unfetched)}: submodules without files; {fetches}"
     if files.unsent:
         shown = [f"{name} ({_rule(name, config)})" for name in files.unsent[:3]]
         more = f" and {len(files.unsent) - 3} more" if len(files.unsent) > 3 else ""
@@ -49,11 +45,8 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
             "or add the links to sync.exclude"
         )
     read = package_inputs.read(files.root, config.setup)
-    lost = [
-        one
-        for one in (*read.whole, *read.editable)
-        if not any(package_inputs.is_below(name, one) for name in files.manifest)
-    ]
+    paths, is_below = (*read.whole, *read.editable), package_inputs.is_below
+    lost = [path for path in paths if not any(is_below(name, path) for name in files.manifest)]
     if lost := [*lost, *read.outside]:
         yield (
             f"{config.setup.environment} names what is not sent, so nodes cannot install it: {_shown(lost)}; "
@@ -62,10 +55,8 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
     ignored = _ignored_names(files, config)
     named = project_scan.named_by(files.root, script, args, ignored) if script and ignored else []
     for folder in named:
-        yield (
-            f"{folder} is not sent, since git ignores it, and {script} or its arguments name it: "
-            f"{_as_data(folder.rstrip('/'))}"
-        )
+        why = f"since git ignores it, and {script} or its arguments name it"
+        yield f"{folder} is not sent, {why}: {_as_data(folder.rstrip('/'))}"
     if ignored := [name for name in ignored if name not in named]:
         yield (
             f"not sent, since git's ignore rules name them: {_shown(ignored)} (sync.include sends what the "
@@ -73,22 +64,22 @@ def notes(files: Snapshot, config: Config, script: str = "", args: Sequence[str]
         )
 
 
-def _dangling(files: Snapshot, config: Config) -> list[str]:
+def _dangling(files: ProjectFiles, config: Config) -> list[str]:
     """Return links, with their targets, that lead to a file here and not to the same one on the nodes."""
     links = [(name, entry.target) for name, entry in files.manifest.items() if entry.kind == LINK]
     folders = _folders(files) if links else set()
     is_excluded = file_listing.matcher(config.sync.exclude)  # a link in [[data]] that is sent all the same
-    found = []
-    for name, target in links:
+
+    def dangles(name: str) -> bool:
         if _arrives(files, folders, name) or is_excluded(name) or _identity(files, name) is None:
-            continue
+            return False
         there = files.there(name)
-        if there is None or not (_output(there, config) or file_listing.is_below(there, config.links)):
-            found.append(f"{name} -> {target}")
-    return found
+        return there is None or not (_output(there, config) or file_listing.is_below(there, config.links))
+
+    return [f"{name} -> {target}" for name, target in links if dangles(name)]
 
 
-def _arrives(files: Snapshot, folders: Collection[str], name: str) -> bool:
+def _arrives(files: ProjectFiles, folders: Collection[str], name: str) -> bool:
     """Return whether a path leads to the same file or folder on the nodes as here. A link in [[data]] may
     lead to another one, since that folder lies elsewhere here."""
     there = files.there(name)
@@ -96,15 +87,12 @@ def _arrives(files: Snapshot, folders: Collection[str], name: str) -> bool:
     return is_sent and _identity(files, name) == _identity(files, there or "")
 
 
-def _identity(files: Snapshot, name: str) -> tuple[int, int] | None:
+def _identity(files: ProjectFiles, name: str) -> tuple[int, int] | None:
     """Return device and inode of the file here to which a path on the nodes leads; None without one."""
-    with contextlib.suppress(OSError):
-        info = (files.root / files.locate(name)).stat()
-        return info.st_dev, info.st_ino
-    return None
+    return identity_of(files.root / files.locate(name))
 
 
-def _folders(files: Snapshot) -> set[str]:
+def _folders(files: ProjectFiles) -> set[str]:
     return {parent for name in files.manifest for parent in _parents(name)}
 
 
@@ -113,21 +101,17 @@ def _parents(name: str) -> Iterator[str]:
         yield name
 
 
-def _ignored_names(files: Snapshot, config: Config) -> list[str]:
-    """Return the files and folders that .gitignore names, without those that are hidden or that tools
-    build."""
+def _ignored_names(files: ProjectFiles, config: Config) -> list[str]:
+    """Return what .gitignore names, without what is hidden and what tools build."""
     names = file_listing.ignored_by_git(files.root) if files.ignored is None else files.ignored
-    scratch = [posixpath.normpath(out) for out in config.job.scratch]
-    hidden = file_listing.matcher(
-        (*file_listing.NEVER_SENT, *_BUILT, *config.sync.exclude, *config.sync.include)
-    )
+    known = (*files.data, *(posixpath.normpath(out) for out in config.job.scratch))
+    sync = config.sync
+    hidden = file_listing.matcher((*file_listing.NEVER_SENT, *_BUILT, *sync.exclude, *sync.include))
     return [
         name
         for name in sorted(names)
-        if not hidden(name)
-        and not files.is_data(name.rstrip("/"))
-        and not _rule(name.rstrip("/"), config)
-        and not file_listing.is_below(name.rstrip("/"), scratch)
+        if not (hidden(name) or _rule(name.rstrip("/"), config))
+        and not file_listing.is_below(name.rstrip("/"), known)
     ]
 
 
@@ -150,7 +134,7 @@ def _output(name: str, config: Config) -> str:
     )
 
 
-def require_sent(files: Snapshot, config: Config, script: str) -> None:
+def require_sent(files: ProjectFiles, config: Config, script: str) -> None:
     """Raise UsageError, with the reason, for a script that the nodes would not have."""
     there = files.there(script)
     if there is not None and there in files.manifest:
@@ -160,10 +144,8 @@ def require_sent(files: Snapshot, config: Config, script: str) -> None:
     link = next((path for path in paths if (files.root / path).is_symlink()), None)
     if there is None and link is not None:
         target = (files.root / link).readlink()
-        raise UsageError(
-            f"{what}{link} is a link to {target}, outside the project",
-            hint="copy the script into the project",
-        )
+        text = f"{what}{link} is a link to {target}, outside the project"
+        raise UsageError(text, hint="copy the script into the project")
     name = there or script
     if file_listing.is_below(name, files.withheld):
         hint = "rename it, let git track it, or give its path in sync.include"
@@ -195,17 +177,17 @@ def reason(root: Path, config: Config, name: str) -> str:
         real = one_line(os.path.realpath(root / files.locate(path)), 200)
         return f"{shown} leads through a link to {real}, which was not sent to the nodes: {_FOR_LINKS}"
     path, shown = there, one_line(there, 200)
+    here = f"{shown} is on this computer and was not sent to the nodes"
     if file_listing.is_below(path, files.withheld):
-        return f"{shown} is on this computer and was not sent to the nodes: by its name it may hold secrets"
+        return f"{here}: by its name it may hold secrets"
     if rule := _rule(path, config):
-        return f"{shown} is on this computer and was not sent to the nodes: {rule}"
+        return f"{here}: {rule}"
     is_folder = (root / files.locate(path)).is_dir()
     if is_folder and not any(names for *_, names in os.walk(root / files.locate(path))):
         return f"{shown} has no files here, and folders without files are not sent: the script has to make it"
     folder, slash, _ = path.partition("/")
     include = f"[sync] include = {json.dumps([path])} in cloudddp.toml sends it"
-    sends = _as_data(folder) if slash or is_folder else include
-    return f"{shown} is on this computer and was not sent to the nodes, since git ignores it: {sends}"
+    return f"{here}, since git ignores it: {_as_data(folder) if slash or is_folder else include}"
 
 
 def _as_data(folder: str) -> str:

@@ -39,8 +39,7 @@ class ByteProgress:
 
     @contextmanager
     def of(self, node: int) -> Iterator[Progress]:
-        """Yield what takes the state of the transfer from that node, as often as it changes or the node is
-        heard."""
+        """Yield what takes the state of the transfer from that node, also when it is only heard."""
 
         def changed(received: int, total: int) -> None:
             self._nodes[node] = received, total, time.monotonic()

@@ -10,8 +10,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import msgspec
-
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.checkpoints import refusal
 from cloudddp.cluster import connect, lookup
@@ -23,12 +21,12 @@ from cloudddp.config import timing
 from cloudddp.config.command_line import Flag
 from cloudddp.config.spec import Config, seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, NodeError, UsageError, q
-from cloudddp.formats import counted
+from cloudddp.formats import plural
 from cloudddp.job import launch, launch_record, poweroff, status
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import LaunchRecord
-from cloudddp.job.next_attempt import Action, Do, Policy, Reason, Seen, next_attempt
+from cloudddp.job.next_attempt import Do, NextMove, Policy, Reason, Seen, next_attempt
 from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.status import JobRecord
 from cloudddp.local_state import ClusterFolder
@@ -59,17 +57,46 @@ def of_job(
     more: Sequence[str] = (),
 ) -> Continuation:
     """Return how a job (by default the newest) goes on, with the settings that it was launched with; `flags`
-    of this command override them. The rest as in `Policy` and `Continuation`. Raises CloudDDPError."""
-    own, cluster, record = _as_launched(session, flags, job_id)
+    of this command override them. The rest as in `Policy` and `Continuation`. Raises CloudDDPError;
+    UsageError for what the job needs and is gone: a variable, the script, the project."""
+    cluster = session.account.cluster()
+    record = launch_record.find(ClusterFolder(cluster.id), job_id)
+    job = launch_record.job_again(record, session.variables, session.env_files, os.environ)
+    now, given = session.settings, {flag.key for flag in flags}
+    least = now.job.nodes_min if "nodes_min" in given else record.config.job.nodes_min
+    wait = now.cluster.wait_capacity if "wait_capacity" in given else record.config.cluster.wait_capacity
+    settings = replace(
+        record.config,
+        job=replace(job, nodes_min=least),
+        cluster=replace(
+            record.config.cluster, name=cluster.name, wait_capacity=wait, ssh_port=now.cluster.ssh_port
+        ),
+    )
+    root = Path(record.root)
+    if not root.is_dir():
+        raise UsageError(
+            f"the project of job {record.job} is gone: {root} is not a folder", hint="restore it"
+        )
+    launch.prepare(root, root, record.script, settings)
+    explicit = {variable.partition("=")[0] for variable in session.variables}
+    own = replace(
+        session,
+        settings=settings,
+        root=root,
+        files=tuple(map(Path, record.files)),
+        variables=(*(name for name in record.passed if name not in explicit), *session.variables),
+        env_files=session.env_files or record.env_files,
+    )
+    check_nodes_min(settings, len(cluster.nodes) + cluster.missing)
     cluster.require_replaceable(replaced)
-    policy = Policy.of(own.settings.job, times, waits=waits, replaced=replaced)
+    policy = Policy.of(settings.job, times, waits=waits, replaced=replaced)
     return Continuation(own, cluster, record, policy, display(own), detach, tuple(more))
 
 
-def go_on(
+def continue_job(
     session: Session[Reporter], cluster: Cluster, job_id: str, finished: JobResult | None, display: Display
 ) -> Continuation:
-    """Go on with a job that was followed, as often as job.retries allows. See `Continuation.run`."""
+    """Start a job again that was followed and has failed, as often as job.retries allows."""
     job = session.settings.job
     record = launch_record.find(ClusterFolder(cluster.id), job_id)
     policy = Policy.of(job, job.retries, waits=True)
@@ -78,9 +105,8 @@ def go_on(
 
 @dataclass(slots=True)
 class Continuation:
-    """A job that goes on. `display` shows the jobs; those that are started here only without `detach`. `more`
-    are arguments of the script, after those that it had. `result`: how the job has ended, where it was
-    followed."""
+    """A job that goes on. `display` shows the jobs, those that are started here only without `detach`.
+    `more`: further arguments of the script. `result`: how the job has ended, where it was followed."""
 
     session: Session[Reporter]
     cluster: Cluster
@@ -91,7 +117,7 @@ class Continuation:
     more: tuple[str, ...] = ()
     result: JobResult | None = None
     job: NewJob | None = field(default=None, init=False)  # the last one that was started
-    gave_up: Action | None = field(default=None, init=False)
+    gave_up: NextMove | None = field(default=None, init=False)
     _tried: frozenset[str] = field(default=frozenset(), init=False)  # instances of an attempt that has failed
     _broken: NodeError | None = field(default=None, init=False)  # why it has failed
     _since: float = field(default_factory=time.monotonic, init=False)  # when the first look began
@@ -116,38 +142,38 @@ class Continuation:
         """Go on until the job has ended for good (`result`), or cannot be started again (`gave_up`). Raises
         CloudDDPError, and what `display` raises."""
         while True:
-            action = self._next(None)
+            move = self._next(None)
             with ExitStack() as lock, ExitStack() as connections:
                 try:
-                    if action.do is Do.LOOK:
+                    if move.do is Do.LOOK:
                         seen, runner = self._look(lock, connections)
-                        action = self._next(seen)
-                    if action.do is Do.FOLLOW and runner is not None:
+                        move = self._next(seen)
+                    if move.do is Do.FOLLOW and runner is not None:
                         lock.close()
-                        self._follow(action.job, seen.job, runner)
+                        self._follow(move.job, seen.job, runner)
                 except (NodeError, AWSError) as error:
                     lock.close()
                     if self._recover(error):
                         continue
                     return self
-                if action.do is Do.WAIT and runner is not None and not self._held:
+                if move.do is Do.WAIT and runner is not None and not self._held:
                     self._held = True  # grace may be shorter than the pause until the next look
                     poweroff.hold(runner, self.cluster, seen.job, self.policy.silence)
-                if action.do is Do.START and runner is not None:
-                    action = self._resume_job(action, seen, runner, lock, connections)
-            match action.do:
+                if move.do is Do.START and runner is not None:
+                    move = self._resume_job(move, seen, runner, lock, connections)
+            match move.do:
                 case Do.FINISH:
                     return self
                 case Do.GIVE_UP:
-                    self.gave_up = action
+                    self.gave_up = move
                     return self
                 case Do.WAIT | Do.WAIT_FOR_COMMAND:
-                    self._report(action.text)
+                    self._report(move.text)
                     time.sleep(_AGAIN)
-            if action.do is Do.WAIT_FOR_COMMAND:
+            if move.do is Do.WAIT_FOR_COMMAND:
                 self._since = time.monotonic()
 
-    def _next(self, seen: Seen | None) -> Action:
+    def _next(self, seen: Seen | None) -> NextMove:
         return next_attempt(self.record.job, self.result, seen, self.policy)
 
     def _report(self, text: str) -> None:
@@ -196,14 +222,17 @@ class Continuation:
         with folder.resuming() as free:
             if not free:
                 return replace(none, busy=True), None
-        aws = session.aws()
-        found: Cluster | None = self.cluster
-        if not 0 <= time.time() - self.cluster.seen < _AGAIN:
-            found = lookup.refresh(aws, self.cluster.name, self.cluster.id)
-        if found is None or not found.nodes:
+        aws, found = session.account.aws(), self.cluster
+        if not 0 <= time.time() - found.seen < _AGAIN:
+            found = lookup.refresh(aws, found.name, found.id) or replace(found, nodes={})
+        if not found.nodes:
             return none, None
         self.cluster = found
-        if self._is_without_loss(found):  # no node needs to answer for that
+        result, is_clear = self.result, self.policy.waits and self._broken is None
+        if result is None or result.doubtful or result.rebooted or result.leaving is not None:
+            is_clear = False
+        # The job has ended for a reason of its own, and all its nodes run: none needs to answer for that.
+        if is_clear and set(self.record.nodes) <= {node.id for node in found.nodes.values()}:
             return replace(none, nodes=frozenset(found.nodes)), None
         stay = found.only([node.id for rank, node in found.nodes.items() if rank not in self.policy.replaced])
         known = stay.only(self.record.nodes)
@@ -225,37 +254,25 @@ class Continuation:
         broken: dict[int, NodeError] = {}
         limit = max(session.settings.job.heartbeat, _LIST_SECONDS)
         jobs = status.list_jobs(runner, silent=broken, seconds=limit)
-        silent = {
-            node: str(why) for node, why in (errors | broken).items() if node in (known.nodes or stay.nodes)
-        }
+        asked = known.nodes or stay.nodes
+        silent = {node: str(why) for node, why in (errors | broken).items() if node in asked}
         if none.waited >= self.policy.silence:
             for node, text in lookup.status_problems(aws, found, silent).items():
                 silent[node] += f"; node {node}: {text}"
         # A command that was killed may have recorded a job that it has not started: its nodes do not know it.
-        started = {one.id for one in jobs}
-        while (
-            not silent
-            and stay.only(self.record.nodes).nodes
-            and self.record.resumed_from
-            and self.record.job not in started
-        ):
-            session.console.log(
-                f"job {self.record.job} was never started: going on with {self.record.resumed_from}"
-            )
-            self.record = launch_record.find(folder, self.record.resumed_from)
+        started = {job.id for job in jobs}
+        while not silent and stay.only(self.record.nodes).nodes and self.record.job not in started:
+            if not (before := self.record.resumed_from):
+                break
+            session.console.log(f"job {self.record.job} was never started: going on with {before}")
+            self.record = launch_record.find(folder, before)
         return self._seen(none, stay, jobs, silent), runner
-
-    def _is_without_loss(self, found: Cluster) -> bool:
-        """Whether the job that was followed has ended for a reason of its own, and all its nodes run."""
-        result = self.result
-        if result is None or not self.policy.waits or self._broken is not None:
-            return False
-        unclear = result.doubtful or result.rebooted or result.leaving is not None
-        return not unclear and set(self.record.nodes) <= {node.id for node in found.nodes.values()}
 
     def _seen(self, none: Seen, stay: Cluster, jobs: Sequence[JobRecord], silent: Mapping[int, str]) -> Seen:
         cluster, record, known = self.cluster, self.record, stay.only(self.record.nodes)
         job = next((one for one in jobs if one.id == record.job), None)
+        # A start that has failed, or its setup, continues nothing.
+        ran = [one for one in jobs if not one.status.ended or (one.started is not None and not one.setup)]
         leaving = job.leaving if job is not None else None
         ended = job.ended if job is not None and job.ended is not None else time.time()
         announced = leaving is not None and deadlines.announced_by_aws(cluster, self.session.settings, ended)
@@ -263,7 +280,7 @@ class Continuation:
         return replace(
             none,
             job=job,
-            later=next((one for one in reversed(jobs) if _continues(one, record.job)), None),
+            later=next((one for one in reversed(ran) if one.resumed_from == record.job), None),
             nodes=frozenset(cluster.nodes),
             known=bool(known.nodes),
             gone=bool((self._tried or set(record.nodes)) - {node.id for node in cluster.nodes.values()}),
@@ -276,24 +293,24 @@ class Continuation:
     # -- starting ------------------------------------------------------------------------------------------
 
     def _resume_job(
-        self, action: Action, seen: Seen, known: Runner, lock: ExitStack, connections: ExitStack
-    ) -> Action:
+        self, move: NextMove, seen: Seen, known: Runner, lock: ExitStack, connections: ExitStack
+    ) -> NextMove:
         """Replace what is lost, and start the job again; follow it unless it is to be detached. Return what
         was done. Both stacks are closed when the job has been started."""
         console, cluster, record = self.session.console, self.cluster, self.record
-        self._report(action.text)
-        for node in action.replaced - self.policy.replaced:
+        self._report(move.text)
+        for node in move.replaced - self.policy.replaced:
             console.log(f"node {node} is about to end: it is replaced now")
         self.policy = replace(self.policy, times=self.policy.times - 1, replaced=frozenset())
-        stay = [node.id for rank, node in cluster.nodes.items() if rank not in action.replaced]
+        stay = [node.id for rank, node in cluster.nodes.items() if rank not in move.replaced]
         try:
-            cluster.require_replaceable(action.replaced)
-            self._prepare(known, action, seen.job)
-            action = self._replace_nodes(action, seen)
-            if action.do not in (Do.START, Do.START_ON_FEWER):
-                return action
+            cluster.require_replaceable(move.replaced)
+            self._prepare(known, move, seen.job)
+            move = self._replace_nodes(move, seen)
+            if move.do not in (Do.START, Do.START_ON_FEWER):
+                return move
             cluster = self.cluster
-            if not {node.id for node in cluster.nodes.values()}.intersection(record.nodes):
+            if not cluster.only(record.nodes).nodes:
                 console.warn(
                     f"no node that job {record.job} ran on is left: the script begins where it finds a "
                     "snapshot elsewhere"
@@ -301,7 +318,7 @@ class Continuation:
             own = replace(self.session, settings=_for_nodes(self.session.settings, cluster))
             script = replace(record.script, args=(*record.script.args, *self.more))
             job = NewJob(script, record.poweroff, record.job, record.keep)
-            console.log(f"resuming job {record.job} as {job.id} on {counted(len(cluster.nodes), 'node')}")
+            console.log(f"resuming job {record.job} as {job.id} on {plural(len(cluster.nodes), 'node')}")
 
             def on_start() -> None:
                 self.job = job
@@ -309,7 +326,7 @@ class Continuation:
                 connections.close()
 
             with (
-                cause_named(own, cluster),
+                cause_named(own.account, cluster),
                 closing(connect.connect(cluster, own.settings.cluster, progress=console.log)) as runner,
             ):
                 display = None if self.detach else self.display
@@ -321,15 +338,15 @@ class Continuation:
             self._broken, self._tried, self._since = error, frozenset(stay), time.monotonic()
         else:
             self._switch(job.id, finished)
-        return action
+        return move
 
-    def _prepare(self, runner: Runner, action: Action, job: JobRecord | None) -> None:
+    def _prepare(self, runner: Runner, move: NextMove, job: JobRecord | None) -> None:
         """Report which files the nodes that stay do not have, before others are bought, and let those nodes
         wait for the others. Raises CloudDDPError for an incomplete checkpoint: a script would load it, or
         begin without it."""
         cluster, settings, now = self.cluster, self.session.settings, timing.current()
         found = new_files.find_all(runner, settings.job).values
-        replies = {node: reply for node, reply in found.items() if node not in action.replaced}
+        replies = {node: reply for node, reply in found.items() if node not in move.replaced}
         report_lost(self.session.console, replies)
         known = checkpoints.on(replies, replies)
         if blocking := known.blocking(range(len(cluster.nodes) + cluster.missing)):
@@ -342,14 +359,14 @@ class Continuation:
         boot = minutes * now.minute + now.gpus + now.torch
         poweroff.hold(runner, cluster, job, seconds_of(settings.cluster.wait_capacity) + boot)
 
-    def _replace_nodes(self, action: Action, seen: Seen) -> Action:
+    def _replace_nodes(self, move: NextMove, seen: Seen) -> NextMove:
         """Replace the lost nodes. Where there is no capacity for them, return whether the job goes on."""
-        console, cluster, aws = self.session.console, self.cluster, self.session.aws()
+        console, cluster, aws = self.session.console, self.cluster, self.session.account.aws()
         with console.progress() as progress:
-            replacing.terminate(aws, cluster, sorted(action.replaced), progress)
+            replacing.terminate(aws, cluster, sorted(move.replaced), progress)
             try:
                 self.cluster = replacing.replace_lost(aws, cluster, self.session.settings.cluster, progress)
-                return action
+                return move
             except NotLaunched as failure:
                 self.cluster = lookup.refresh(aws, cluster.name, cluster.id) or cluster
                 lost = node_list(replacing.missing_ranks(self.cluster))
@@ -362,63 +379,16 @@ class Continuation:
                         hint="`cloudddp up` creates it again",
                     ) from None
                 raise
-        action = self._next(replace(seen, nodes=frozenset(self.cluster.nodes), shortage=shortage))
-        if action.do is Do.START_ON_FEWER:
-            console.warn(action.text)
-        return action
-
-
-def _continues(job: JobRecord, continued: str) -> bool:
-    """Whether a job continues another one; a start that has failed, or its setup, does not."""
-    never_ran = job.status.ended and (job.started is None or job.setup)
-    return job.resumed_from == continued and not never_ran
-
-
-def _as_launched(
-    session: Session[ReporterT], flags: Sequence[Flag], job_id: str | None
-) -> tuple[Session[ReporterT], Cluster, LaunchRecord]:
-    """Return a session with the settings of a job (by default the newest) when it was launched, its cluster
-    and its record; `flags` of this command override the settings.
-
-    Raises UsageError for what the job needs and is not there any more: a variable, the script, the project.
-    """
-    cluster = session.cluster()
-    record = launch_record.find(ClusterFolder(cluster.id), job_id)
-    job = launch_record.job_again(record, session.variables, session.env_files, os.environ)
-    now, given = session.settings, {flag.key for flag in flags}
-    least = now.job.nodes_min if "nodes_min" in given else record.config.job.nodes_min
-    wait = now.cluster.wait_capacity if "wait_capacity" in given else record.config.cluster.wait_capacity
-    settings = msgspec.structs.replace(
-        record.config,
-        job=msgspec.structs.replace(job, nodes_min=least),
-        cluster=msgspec.structs.replace(
-            record.config.cluster, name=cluster.name, wait_capacity=wait, ssh_port=now.cluster.ssh_port
-        ),
-    )
-    root = Path(record.root)
-    if not root.is_dir():
-        raise UsageError(
-            f"the project of job {record.job} is gone: {root} is not a folder", hint="restore it"
-        )
-    launch.prepare(root, root, record.script, settings)
-    explicit = {one.partition("=")[0] for one in session.variables}
-    own = replace(
-        session,
-        settings=settings,
-        root=root,
-        files=tuple(map(Path, record.files)),
-        variables=(*(name for name in record.passed if name not in explicit), *session.variables),
-        env_files=session.env_files or record.env_files,
-    )
-    check_nodes_min(settings, len(cluster.nodes) + cluster.missing)
-    return own, cluster, record
+        move = self._next(replace(seen, nodes=frozenset(self.cluster.nodes), shortage=shortage))
+        if move.do is Do.START_ON_FEWER:
+            console.warn(move.text)
+        return move
 
 
 def _for_nodes(config: Config, cluster: Cluster) -> Config:
-    """Return the settings for the nodes that the cluster has now: a list with a number per node may be too
-    long."""
+    """Return the settings for the nodes that there are now: a list with a number per node may be too long."""
     counts = config.job.nproc_per_node
     if not isinstance(counts, tuple) or len(counts) <= len(cluster.nodes):
         return config
     kept = tuple(counts[node] for node in cluster.nodes if node < len(counts))
-    return msgspec.structs.replace(config, job=msgspec.structs.replace(config.job, nproc_per_node=kept))
+    return replace(config, job=replace(config.job, nproc_per_node=kept))

@@ -15,7 +15,7 @@ from cloudddp.cluster.nodes_end import deadline
 from cloudddp.config import timing
 from cloudddp.config.spec import Config
 from cloudddp.errors import Message, q
-from cloudddp.formats import counted, dollars, duration, moment
+from cloudddp.formats import dollars, duration, format_time, plural
 from cloudddp.job.job_request import NewJob
 from cloudddp.job.launch_record import s3_destination_of
 from cloudddp.operations.reporter import Reporter
@@ -31,15 +31,14 @@ def warn_if_near(reporter: Reporter, cluster: Cluster) -> None:
     if ends is not None and (left := _left(ends)) < NEAR:
         when = f"in {duration(left)}" if left > 0 else "now"
         reporter.warn(
-            f"the nodes terminate {when}, at {moment(ends)} (the cluster's deadline), and this "
-            "job ends with them; results that are not pulled by then are lost"
+            f"the nodes terminate {when}, at {format_time(ends)} (the cluster's deadline), and this job ends "
+            "with them; results that are not pulled by then are lost"
         )
 
 
 @contextlib.contextmanager
 def warnings(reporter: Reporter, cluster: Cluster | None, settings: Config) -> Iterator[None]:
-    """Warn of the deadline 30, 10 and 3 minutes before it, while a job is followed, and name the results that
-    it would delete. `cluster` None: never."""
+    """Warn of the deadline before it, while a job is followed, and name the results that it would delete."""
     done = threading.Event()
     if cluster is not None:
         threading.Thread(target=_warn, args=(reporter, cluster, settings, done), daemon=True).start()
@@ -56,7 +55,7 @@ def _warn(reporter: Reporter, cluster: Cluster, settings: Config, done: threadin
         ends = deadline(cluster)  # `extend` may move it meanwhile, also to an earlier time
         left = _left(ends)
         if ends is not None and left > 0 and any(left <= one * minute < previous for one in WARNINGS):
-            when = f"in {duration(left)}, at {moment(ends)} (the cluster's deadline)"
+            when = f"in {duration(left)}, at {format_time(ends)} (the cluster's deadline)"
             reporter.warn(Message(f"the nodes terminate {when}; `cloudddp extend --hours H` moves it"))
             for message in unsaved_work(cluster, settings, jobs=False):
                 reporter.warn(message)
@@ -68,19 +67,16 @@ def _left(ends: datetime | None) -> float:
     return math.inf if ends is None else (ends - datetime.now(UTC)).total_seconds()
 
 
-def report_leaving(reporter: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
+def report_unfollowed(reporter: Reporter, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Report in a line what happens to the nodes of a job that nobody follows, and to its results."""
-    place = s3_destination_of(settings, job.id)
     kept = "results that are not pulled are lost with the nodes"
-    if place is not None:
+    if (place := s3_destination_of(settings, job.id)) is not None:
         kept = f"each node copies its results to {place.url} when the job has ended"
     price, ends = "an unknown amount", deadline(cluster)
     if (hour := cluster.hour) is not None:
-        most = (
-            f", at most {dollars(hour * max(_left(ends), 0.0) / 3600)} until their deadline" if ends else ""
-        )
-        price = f"{dollars(hour)} an hour{most}"
-    cost = f"{counted(len(cluster.live), 'node')} {'costs' if len(cluster.live) == 1 else 'cost'} {price}"
+        most = dollars(hour * max(_left(ends), 0.0) / 3600) if ends else ""
+        price = f"{dollars(hour)} an hour" + (f", at most {most} until their deadline" if ends else "")
+    cost = f"{plural(len(cluster.live), 'node')} {'costs' if len(cluster.live) == 1 else 'cost'} {price}"
     reporter.suggest(f"{cost}; {nodes_end.of(cluster).sentence}; {kept}")
 
 
@@ -101,19 +97,17 @@ def report_not_started(reporter: Reporter, cluster: Cluster | None, job: NewJob)
 
 def report_copies(reporter: Reporter, settings: Config, job_id: str) -> None:
     """Report where the nodes copy the results of a job that has ended, if they do."""
-    place = s3_destination_of(settings, job_id)
-    if place is not None:
+    if (place := s3_destination_of(settings, job_id)) is not None:
         reporter.suggest(
             f"the nodes copy outputs and logs to {place.url}; `cloudddp jobs` shows how far they are"
         )
 
 
-def announced_by_aws(cluster: Cluster, settings: Config, moment: float) -> bool:
-    """Whether a notice to the ranks at that moment, in seconds since the epoch, was AWS's, and not the
-    cluster's deadline."""
+def announced_by_aws(cluster: Cluster, settings: Config, at: float) -> bool:
+    """Whether a notice to the ranks at that time, since the epoch, was AWS's, and not the deadline's."""
     early = (settings.job.save_minutes + 1) * timing.current().minute
     ends = deadline(cluster)
-    return ends is None or ends.timestamp() - moment > early
+    return ends is None or ends.timestamp() - at > early
 
 
 def report_if_passed(
@@ -123,12 +117,11 @@ def report_if_passed(
     ends = deadline(cluster)
     if not ended or ends is None or ends > datetime.now(UTC):
         return
-    place = s3_destination_of(settings, job_id)
     copied = ""
-    if place is not None:
+    if (place := s3_destination_of(settings, job_id)) is not None:
         copied = f", but for what the nodes have copied to {place.url}: `cloudddp pull --job {q(job_id)}`"
     reporter.suggest(
-        f"the deadline of cluster {cluster.name}, {moment(ends)}, ended job {job_id}; results that were "
+        f"the deadline of cluster {cluster.name}, {format_time(ends)}, ended job {job_id}; results that were "
         f"not pulled are lost{copied}"
     )
     reporter.suggest("next time: `cloudddp extend --hours H`, and `cloudddp pull` while the job runs")

@@ -11,7 +11,7 @@ from cloudddp.cluster import up as creating
 from cloudddp.cluster.extend import ROUNDING, Limits
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.cluster.up import UpResult
+from cloudddp.cluster.up import Callbacks, UpResult
 from cloudddp.errors import CloudDDPError
 from cloudddp.formats import dollars
 from cloudddp.job import ranks
@@ -29,33 +29,29 @@ def bring_up(
     """Create the cluster, or return the one that exists.
 
     `agree` is called with the plans before anything is created, and raises to refuse them; `on_ready` and
-    `on_others` as of `cluster.up`. Raises UsageError before, where a node would run more ranks than a type
+    `on_others` as in `Callbacks`. Raises UsageError before, where a node would run more ranks than a type
     has GPUs.
     """
-    spec, clouds = session.settings.cluster, session.clouds()
+    spec, clouds = session.settings.cluster, session.account.clouds()
     with session.console.progress() as progress:
 
         def confirm(plans: Sequence[Plan], info: TypeInfo) -> None:
             progress.stop()
-            for one in plans:
-                ranks.nproc(session.settings.job, [one.context.info.gpus] * spec.nodes)
+            for plan in plans:
+                ranks.nproc(session.settings.job, [plan.context.info.gpus] * spec.nodes)
             agree(plans, info, clouds[0])
 
         return creating.up(
             clouds,
             spec,
-            progress=progress,
-            confirm=confirm,
-            on_ready=on_ready,
-            looked_in=session.looked_in(clouds),
+            Callbacks(progress, confirm, on_others, on_ready),
+            searched_regions=session.account.searched_regions(clouds),
             project=session.root.name,
-            on_others=on_others,
         )
 
 
 def require_limits(session: Session[Reporter], existing: Cluster, given: Collection[str]) -> None:
-    """Raise CloudDDPError if a cluster that exists may run for longer or cost more than the limits that were
-    `given`."""
+    """Raise CloudDDPError if a cluster may run for longer or cost more than the limits that were `given`."""
     spec, now = session.settings.cluster, datetime.now(UTC)
     ends, beyond = existing.expires, []
     if "max_hours" in given and (ends is None or ends > now + timedelta(hours=spec.max_hours)):

@@ -1,5 +1,4 @@
-"""Where the settings of a verb come from: options, the environment, files, the project's folder and the
-simulator."""
+"""Where settings come from: options, the environment, files, the project's folder and the simulator."""
 
 from __future__ import annotations
 
@@ -25,15 +24,12 @@ def tolerated(warn: Callable[[str], None], options: GlobalOptions, where: Projec
     *given, folder = layers_of(options, (), replace(where, files=()), {})
     settings.resolve(given)  # options have to be valid
     messages: list[str] = []
+
+    def note(error: UsageError) -> None:
+        messages.append(error.message)
+
     try:
-        found = tolerant.resolve(
-            given,
-            os.environ,
-            where.files,
-            lambda one: messages.append(one.message),
-            named=verb != "ls",
-            default=folder,
-        )
+        found = tolerant.resolve(given, os.environ, where.files, note, named=verb != "ls", default=folder)
     except UsageError as doubt:
         raise UsageError(
             f"{doubt.message}. It may be about the cluster's name",
@@ -54,21 +50,12 @@ def named_cluster(options: GlobalOptions, known: Container[str] = ()) -> str | N
 
 
 def layers_of(
-    options: GlobalOptions,
-    flags: Sequence[Flag],
-    where: Project,
-    environ: Mapping[str, str] = os.environ,
+    options: GlobalOptions, flags: Sequence[Flag], where: Project, environ: Mapping[str, str] = os.environ
 ) -> list[Layer]:
-    """Return every source of settings, by precedence, the highest first.
-
-    The simulator has its own region and SSH port, which override those of files and the environment;
-    `--region` is kept, since the simulator serves every region.
-    """
-    given = [
-        *flags,
-        *([Flag("--cluster", "cluster", "name", options.cluster)] if options.cluster is not None else []),
-        *([Flag("--region", "cluster", "region", options.region)] if options.region is not None else []),
-    ]
+    """Return every source of settings, the one with the highest precedence first. The simulator's region and
+    SSH port override those of files and the environment; `--region` is kept, since it serves every region."""
+    own = (("--cluster", "name", options.cluster), ("--region", "region", options.region))
+    given = [*flags, *(Flag(option, "cluster", key, text) for option, key, text in own if text is not None)]
     layers = [settings.from_flags(given), *settings.environment_layers(environ)]
     layers += [settings.read_toml(path) for path in where.files]
     layers.append(Layer("the project's folder", {"cluster": {"name": example_name(where.root)}}))
@@ -89,12 +76,11 @@ def report_other_region(
     if not options.sim or options.region:
         return
     used, others = checked.cluster.region, layers[1:]  # the first one is the simulator's
-    regions = [(one.values.get("cluster", {}).get("region"), one.origin) for one in others]
-    given, origin = next((one for one in regions if one[0] is not None), (used, ""))
+    regions = [(other.values.get("cluster", {}).get("region"), other.origin) for other in others]
+    given, origin = next((region for region in regions if region[0] is not None), (used, ""))
     if given != used:
-        reporter.log(
-            f"--sim uses its own region, {used}, and not {given} ({origin}); --region chooses another"
-        )
+        text = f"--sim uses its own region, {used}, and not {given} ({origin})"
+        reporter.log(f"{text}; --region chooses another")
 
 
 def enter_simulator(reporter: Reporter) -> None:

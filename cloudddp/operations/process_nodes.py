@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from cloudddp.config.settings import uses_of_role
+from cloudddp.config.checks import uses_of_role
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.files import state_home
@@ -39,7 +39,7 @@ def refuse(what: str, instead: str) -> None:
         )
 
 
-def check(settings: Config) -> None:
+def check_role(settings: Config) -> None:
     """Raise UsageError if this command uses process nodes and a setting needs the role of the nodes."""
     if uses := uses_of_role(settings.job, settings.data):
         refuse(

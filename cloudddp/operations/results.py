@@ -1,8 +1,5 @@
-"""A job's results: pulled before its nodes are terminated, and reported if they were not pulled.
-
-The nodes record what was pulled and what was left out, and why. `run` terminates nodes only when they report
-that nothing is left.
-"""
+"""A job's results: pulled before its nodes are terminated, and reported if not. The nodes record what was
+pulled; `run` terminates them only when they report that nothing is left."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.lookup import EndedNode
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import JobSpec
 from cloudddp.errors import CloudDDPError, Message, q
-from cloudddp.formats import counted, from_here
+from cloudddp.formats import from_here, plural
 from cloudddp.job import launch_record, project_files
 from cloudddp.job.follow.verdict import JobResult
+from cloudddp.job.report import page
 from cloudddp.job.results import checkpoints, new_files
 from cloudddp.job.results.new_files import names_of
 from cloudddp.job.results.placing import Pulled
@@ -35,13 +32,13 @@ from cloudddp.job.results.pull import pull
 from cloudddp.job.results.receive import Progress
 from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.local_state import ClusterFolder
+from cloudddp.operations.account import Account
 from cloudddp.operations.byte_progress import ByteProgress
-from cloudddp.operations.report import write_report
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.results_on_nodes import line_of, pull_command, report_lost
 from cloudddp.operations.session import Session
 from cloudddp.ssh.fleet import Outcome
-from cloudddp.text import node_list, one_line, size_of, some
+from cloudddp.text import node_list, one_line, reason_of, size_of, some
 
 PROJECT_ROOT = "."  # what is pulled where no outputs are configured
 SHOWN = 5  # files that were left out
@@ -49,16 +46,12 @@ SHOWN = 5  # files that were left out
 
 @dataclass(frozen=True, slots=True)
 class PullRequest:
-    """What `pull` was asked to copy. Without `paths`, the outputs of the job; `to` None: results/JOB in the
-    project."""
+    """What `pull` was asked to copy: by default the outputs of the job, to results/JOB in the project."""
 
     paths: Sequence[str]
     node: int | None
     all_nodes: bool
     to: Path | None
-
-    def folder(self, root: Path, job_id: str) -> Path:
-        return self.to or root / project_files.RESULTS / job_id
 
     def targets(
         self, nodes: Iterable[int], zero: int, written: Iterable[str], folder: Path
@@ -72,7 +65,7 @@ class PullRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class Unpulled:
     """What the nodes still hold, one line per node, and the command that pulls it."""
 
     lines: tuple[str, ...] = ()
@@ -80,31 +73,26 @@ class Left:
     incomplete: tuple[str, ...] = ()  # checkpoints that were pulled, and why
 
 
-def ended_reports(session: Session[Reporter], cluster: Cluster) -> dict[int, str]:
+def ended_reports(account: Account, cluster: Cluster) -> dict[int, str]:
     """Return what AWS reports about nodes that have ended, on a new connection. Any thread may call it."""
-    ended = lookup.ended_nodes(session.aws(), cluster, cluster.nodes, stopped=True)
+    ended = lookup.ended_nodes(account.aws(), cluster, cluster.nodes, stopped=True)
     return {node: one.report for node, one in ended.items()}
 
 
 def collect(
     session: Session[Reporter], runner: Runner, cluster: Cluster, job_id: str, finished: JobResult | None
-) -> Left:
-    """Pull a job's outputs and logs from every node, and return what is left there, with the reasons.
-
-    The files of nodes that were doubtful when it `finished`, and have ended, are lost, unless they still
-    answer. Those that are gone are not asked: a connection to a machine that has failed waits for an answer
-    until its timeout. Nodes of the cluster that the runner does not reach are reported as left.
-    """
+) -> Unpulled:
+    """Pull a job's outputs and logs from every node, and return what is left there, with the reasons. Nodes
+    that were doubtful when it `finished`, and are gone, are not asked: a connection to a machine that has
+    failed waits until its timeout. Nodes that the runner does not reach count as left."""
     console, job = session.console, session.settings.job
     to = session.root / project_files.RESULTS / job_id
     first = not to.exists()
     ended: dict[int, EndedNode] = {}
     if finished is not None and finished.doubtful:
-        with (
-            signals.protected(lambda: console.log("checking the nodes for results first")),
-            contextlib.suppress(CloudDDPError),  # also where the credentials can no longer be loaded
-        ):
-            ended = lookup.ended_nodes(session.aws(finishing=True), cluster, finished.doubtful)
+        checking = signals.protected(lambda: console.log("checking the nodes for results first"))
+        with checking, contextlib.suppress(CloudDDPError):  # also where the credentials cannot be loaded
+            ended = lookup.ended_nodes(session.account.aws(finishing=True), cluster, finished.doubtful)
     try:
         runner.leave_out([node for node in runner.nodes if node in ended and ended[node].gone])
         found = new_files.find_all(runner, job, job_id).values
@@ -113,12 +101,18 @@ def collect(
         zero = min((node for node in having if found[node].rank_zero), default=None)
         written = () if zero is None else names_of(found[zero].outputs)
         folders = folders_of(having, zero, written, to)
-        wanted = {node: _own_names(job, found[node]) for node in folders}
+        # Named as in our settings: a node chooses the names in its answer.
+        there = {node: names_of(found[node].outputs) for node in folders}
+        whole = job.outputs or (PROJECT_ROOT,)
+        wanted = {
+            node: [name for name in job.outputs if os.path.normpath(name) in names] or whole
+            for node, names in there.items()
+        }
         results = JobResults(session, runner, cluster, job_id, to, folders, found, wanted)
         results.pull(console.log)
         after = new_files.find_all(runner, job, job_id)
     except KeyboardInterrupt:
-        return Left(("interrupted while results were pulled: some of them are missing",))
+        return Unpulled(("interrupted while results were pulled: some of them are missing",))
     incomplete = results.complete(after.values)
     lines = [
         f"node {node}: results were not pulled: {one_line(str(error), 500)}"
@@ -133,13 +127,12 @@ def collect(
     for line in incomplete:
         console.warn(line)
     if first and not (folders or lines or ended):
-        where = (
-            f"nothing to {', '.join(job.outputs)} (job.outputs)" if job.outputs else "no files in the project"
-        )
-        console.log(f"no results: the job wrote {where}")
+        to_outputs = f"nothing to {', '.join(job.outputs)} (job.outputs)"
+        wrote = to_outputs if job.outputs else "no files in the project"
+        console.log(f"no results: the job wrote {wrote}")
     held = new_files.by_node(after.values)
     command = pull_command(held, [new for one in held.values() for new in one.others])
-    return Left((*lines, *(line_of(*one) for one in held.items())), command, incomplete)
+    return Unpulled((*lines, *(line_of(*item) for item in held.items())), command, incomplete)
 
 
 @dataclass
@@ -167,20 +160,17 @@ class JobResults:
 
     def pull(self, show: Callable[[str], object]) -> None:
         """Pull what is wanted, tell the nodes, and `show` what has come."""
-        runner, names = self.runner, self.wanted
-        job, selection = self.session.settings.job, None
+        runner, job, selection = self.runner, self.session.settings.job, None
         if not (self.everything or job.outputs):
             selection = new_files.request(runner, job, self.job)
+        results_of = self.job if self.splits else ""
 
         def pull_one(node: int, progress: Progress) -> Pulled:
+            names, to = tuple(self.wanted[node]), self.folders[node]
             request = PackRequest(
-                PROJECT,
-                tuple(names[node]),
-                all=self.everything,
-                selection=selection,
-                results_of=self.job if self.splits else "",
+                PROJECT, names, all=self.everything, selection=selection, results_of=results_of
             )
-            to, places = self.folders[node], {job: self._folder_of(job, node) for job in self._jobs}
+            places = {job: self._folder_of(job, node) for job in self._jobs}
             pulled = pull(
                 runner, request, node=node, to=to, progress=progress, places=places, known=self.known
             )
@@ -198,35 +188,31 @@ class JobResults:
         those of the other jobs whose files came with these. `after`: what the nodes have after the pull."""
         console, now = self.session.console, checkpoints.on(self.folders, after)
         incomplete = merge_checkpoints(console, self.to, self.folders, self.known, now, self.outcome.values)
-        if not self.everything:
-            collect_logs(console, self.runner, self.job, self.to)
-            self._complete_others(now)
-        return incomplete
-
-    def _complete_others(self, now: Checkpoints) -> None:
-        """Complete the folders of the other jobs whose files came with these, and make those of earlier jobs
-        that have left nothing on the nodes, with their logs. Never fails."""
-        console, runner = self.session.console, self.runner
+        if self.everything:
+            return incomplete
+        collect_logs(console, self.runner, self.job, self.to)
+        # The folders of other jobs, also of earlier ones that have left nothing on the nodes but their logs.
+        runner, pulled = self.runner, self.outcome.values
         chosen = [job for job in self._jobs if job < self.job and not (self.to.parent / job).exists()]
         if chosen:
             found = new_files.find_all(runner, self.session.settings.job).values
-            is_known = len(found) == len(self.cluster.nodes) and all(
-                reply.complete for reply in found.values()
-            )
-            held = {one.job for reply in found.values() for one in reply.jobs}
+            replies = found.values()
+            is_known = len(found) == len(self.cluster.nodes) and all(reply.complete for reply in replies)
+            held = {one.job for reply in replies for one in reply.jobs}
             chosen = [job for job in chosen if is_known and job not in held]
         for job in self._jobs:
             base = self.to.parent / job
-            if files := sum(one.others.get(job, 0) for one in self.outcome.values.values()):
-                console.log(f"of these, {counted(files, 'file')} of job {job}: {from_here(base)}")
-                folders = {node: self._folder_of(job, node) for node in self.outcome.values}
-                own = {node: replace(one, incomplete=()) for node, one in self.outcome.values.items()}
+            if files := sum(one.others.get(job, 0) for one in pulled.values()):
+                console.log(f"of these, {plural(files, 'file')} of job {job}: {from_here(base)}")
+                folders = {node: self._folder_of(job, node) for node in pulled}
+                own = {node: replace(one, incomplete=()) for node, one in pulled.items()}
                 merge_checkpoints(console, base, folders, self.known.written_by(job), now, own)
             elif job not in chosen:
                 continue
             with contextlib.suppress(OSError):
                 base.mkdir(parents=True)
             collect_logs(console, runner, job, base)
+        return incomplete
 
     def _folder_of(self, job: str, node: int) -> Path:
         return self.to.parent / job / self.folders[node].relative_to(self.to)
@@ -239,8 +225,8 @@ def report_pulled(
     for line in pulled.notes:
         console.warn(f"node {node}: {line}")
     if pulled.found:
-        same = f" ({counted(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
-        what = f"node {node}: {counted(pulled.files, 'file')}, {size_of(pulled.size)}"
+        same = f" ({plural(pulled.unchanged, 'file')} unchanged)" if pulled.unchanged else ""
+        what = f"node {node}: {plural(pulled.files, 'file')}, {size_of(pulled.size)}"
         show(f"{what} -> {from_here(target)}{same}")
 
 
@@ -267,8 +253,7 @@ def merge_checkpoints(
     pulled: Mapping[int, Pulled],
 ) -> tuple[str, ...]:
     """Merge each complete checkpoint whose files are on several nodes into one folder below `base`, and
-    record what is known of all. Return why the others that were pulled are incomplete, one line each.
-    Never fails."""
+    record all. Return why the others that were pulled are incomplete, one line each. Never fails."""
     incomplete = {
         folder: [folders[node] for node, one in sorted(pulled.items()) if folder in one.incomplete]
         for folder in dict.fromkeys(folder for one in pulled.values() for folder in one.incomplete)
@@ -289,7 +274,7 @@ def merge_checkpoints(
         console.warn(f"{base}: checkpoints were not merged: {error}")
     return tuple(
         f"{one_line(refusal(folder, known.problems), 1000)}. Its files are in "
-        + " and ".join(str(from_here(one / INCOMPLETE)) for one in places[:SHOWN])
+        + " and ".join(str(from_here(place / INCOMPLETE)) for place in places[:SHOWN])
         for folder, places in incomplete.items()
         if folder in known.incomplete()
     )
@@ -298,27 +283,22 @@ def merge_checkpoints(
 def raise_incomplete(incomplete: Sequence[str], *, all_nodes: bool) -> None:
     """Raise CloudDDPError where checkpoints that were pulled are incomplete, of all nodes or of some."""
     if incomplete:
-        others = Message(
-            "`cloudddp pull --all-nodes` completes a checkpoint if the other nodes have the rest"
-        )
-        raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else others)
+        hint = "`cloudddp pull --all-nodes` completes a checkpoint if the other nodes have the rest"
+        raise CloudDDPError("\n".join(incomplete), hint="" if all_nodes else Message(hint))
 
 
 def raise_left_out(pulled: Mapping[int, Pulled], place: str = "") -> None:
-    """Raise CloudDDPError where results were not copied. What and why was reported. `place`: of the results
-    in S3."""
+    """Raise CloudDDPError where results were not copied, which was reported. `place`: of those in S3."""
     found = [node for node, one in sorted(pulled.items()) if one.left is None or one.left]
     if found:
         names = [one.name for node in found for one in pulled[node].left or ()]
         listed = some([one_line(name, 200) for name in names], SHOWN) or "too many files to name"
+        hint = f"the nodes keep these files until they terminate; `cloudddp ssh {q(found[0])}` looks at them"
+        if place:
+            hint = f"these files stay in {place}"
         raise CloudDDPError(
             f"{node_list(found)}: not all results were copied: {listed}",
-            hint=f"the warnings above say why; these files stay in {place}"
-            if place
-            else Message(
-                "the warnings above say why; the nodes keep these files until they terminate; `cloudddp ssh "
-                f"{q(found[0])}` looks at them"
-            ),
+            hint=Message(f"the warnings above say why; {hint}"),
         )
 
 
@@ -343,28 +323,26 @@ def collect_logs(console: Reporter, runner: Runner, job_id: str, to: Path) -> No
     for node, error in sorted(outcome.errors.items()):
         console.warn(f"node {node}: its logs were not pulled: {one_line(str(error), 500)}")
     for node, pulled in sorted(outcome.values.items()):
-        for line in pulled.notes:
-            console.warn(f"node {node}: {line}")
-    files = sum(one.files for one in outcome.values.values())
-    if files:
-        size = size_of(sum(one.size for one in outcome.values.values()))
-        console.log(f"logs: {counted(files, 'file')}, {size}, to {from_here(to / LOGS)}")
+        report_pulled(console, lambda _: None, node, pulled, to)
+    if files := sum(value.files for value in outcome.values.values()):
+        size = size_of(sum(value.size for value in outcome.values.values()))
+        console.log(f"logs: {plural(files, 'file')}, {size}, to {from_here(to / LOGS)}")
     write_report(console, job_id, to)
 
 
+def write_report(console: Reporter, job_id: str, folder: Path) -> None:
+    """Write the report of a job into the folder of its results. Never fails."""
+    try:
+        console.log(f"report: {from_here(page.write(page.Evidence.of(job_id, folder)))}")
+    except Exception as error:  # also a bug: the results are here
+        console.warn(f"the report of job {job_id} was not written: {reason_of(error)}")
+
+
 def folders_of(nodes: Iterable[int], zero: int | None, written: Iterable[str], to: Path) -> dict[int, Path]:
-    """Return where the results of these nodes go: `to` for those of rank 0's node, `zero`, unless it has
-    `written` one with the name of a node's folder, now or at an earlier pull; for the others a folder of
-    their own."""
+    """Return where the results of these nodes go: `to` for rank 0's node, `zero`, unless it has `written` a
+    name like that of a node's folder, now or at an earlier pull; a folder of their own for the others."""
     folders = {node: to / f"node{node}" for node in nodes}
     collides = any(re.fullmatch(r"node\d+", name.partition("/")[0], re.IGNORECASE) for name in written)
     if zero in folders and not collides and not folders[zero].exists():
         folders[zero] = to
     return folders
-
-
-def _own_names(job: JobSpec, reply: NewFilesReply) -> Sequence[str]:
-    """Return the outputs that a node has. They are named as in our own settings: a node chooses the names in
-    its answer."""
-    there = names_of(reply.outputs)
-    return [name for name in job.outputs if os.path.normpath(name) in there] or job.outputs or (PROJECT_ROOT,)

@@ -39,8 +39,7 @@ def only_elsewhere(runner: Runner, name: str) -> str:
 
 
 def report_new(console: Reporter, runner: Runner, settings: Config, finished: JobResult) -> None:
-    """Report at the end of a launch which results `pull` copies and which new files it does not, and which
-    were lost with nodes. Never fails."""
+    """Report after a launch which results `pull` copies, which new files it does not, and which are lost."""
     runner.leave_out([node for node in finished.lost if node in runner.nodes])
     found = new_files.find_all(runner, settings.job, finished.job).values
     report_lost(console, found)
@@ -70,7 +69,7 @@ def report_held(console: Reporter, replies: Mapping[int, NewFilesReply], setting
             console.warn(f"left out by a pull: {line_of(node, one)}")
     if others := {node: one for node, one in held.items() if one.others}:
         listed = "; ".join(f"node {node}: {new_files.describe(one.others)}" for node, one in others.items())
-        new = [new for one in others.values() for new in one.others]
+        new = [new for other in others.values() for new in other.others]
         what = f"more than job.pull_mb = {settings.job.pull_mb:g} MiB of a node"
         instead = "what nobody needs belongs in [job] scratch"
         if outputs := settings.job.outputs:
@@ -90,12 +89,9 @@ def line_of(node: int, held: NewFilesReply) -> str:
 
 
 def pull_command(held: Mapping[int, NewFilesReply], found: Iterable[NewFiles] = ()) -> str:
-    """Return the command that pulls these files, or the outputs: from the node of rank 0, which is the
-    default, or from all that hold some.
-
-    The names are chosen by the node, and the user will type them: `--` keeps them from being options, and a
-    name that a terminal would not show unchanged is left out.
-    """
+    """Return the command that pulls these files, or the outputs, from the node of rank 0 or from all that
+    hold some. Nodes choose the names, and the user types them: `--` keeps them from being options, and one
+    that a terminal would not show unchanged is left out."""
     names = [name for name in names_of(found) if _can_be_typed(name)]
     end = ["--"] if any(name.startswith("-") for name in names) else []
     words = [*(["--all-nodes"] if any(not one.rank_zero for one in held.values()) else []), *end, *names]

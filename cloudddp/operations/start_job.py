@@ -9,35 +9,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from cloudddp import signals
 from cloudddp.agent.client import Runner
 from cloudddp.aws import file_systems
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import NODE_0, Config
-from cloudddp.errors import (
-    CloudDDPError,
-    Interrupted,
-    Message,
-    NotConfirmed,
-    StepUpdate,
-    UsageError,
-    q,
-)
+from cloudddp.errors import CloudDDPError, Interrupted, Message, NotConfirmed, StepUpdate, UsageError, q
 from cloudddp.files import project_id
-from cloudddp.formats import counted
-from cloudddp.job import cancel, launch, launch_record, project_files, project_scan
-from cloudddp.job import sync as syncing
+from cloudddp.formats import plural
+from cloudddp.job import cancel, launch, launch_record, project_files, project_scan, sync
 from cloudddp.job.follow.follower import JobFollower
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import NewJob, Script
-from cloudddp.job.project_files import Snapshot
-from cloudddp.job.py_spy import Sending
+from cloudddp.job.project_files import ProjectFiles
+from cloudddp.job.py_spy import PySpyTransfer
 from cloudddp.job.report import launched
 from cloudddp.job.results import restore
 from cloudddp.job.results.restore import results_here
-from cloudddp.job.sync import Origin
+from cloudddp.job.sync import ProjectIdentity
 from cloudddp.local_state import LAUNCH, ClusterFolder
 from cloudddp.operations import deadlines
 from cloudddp.operations.reporter import Reporter, ReporterT
@@ -48,23 +37,15 @@ from cloudddp.text import node_list, one_line, without_colours
 
 def checked_script(session: Session[Reporter], script: Script, *, fresh: bool = False) -> Script:
     """Return the script by its path in the project. Raises UsageError before anything is called."""
+    console, root, here = session.console, session.root, Path.cwd()
+    secret_files = map(Path, session.env_files)
     found = launch.prepare(
-        session.root,
-        Path.cwd(),
-        script,
-        session.settings,
-        fresh=fresh,
-        secret_files=map(Path, session.env_files),
-        warn=session.console.warn,
+        root, here, script, session.settings, fresh=fresh, secret_files=secret_files, warn=console.warn
     )
-    if (here := Path.cwd()) != session.root and here.is_relative_to(session.root):
-        session.console.log(
-            f"the project is {session.root}: ranks start there, not in {here.relative_to(session.root)}/"
-        )
-    for name in project_scan.saved_outside(session.root, found.target):
-        session.console.warn(
-            f"{found.target} saves to {one_line(name, 100)}, outside the project: that is lost"
-        )
+    if here != root and here.is_relative_to(root):
+        console.log(f"the project is {root}: ranks start there, not in {here.relative_to(root)}/")
+    for name in project_scan.saved_outside(root, found.target):
+        console.warn(f"{found.target} saves to {one_line(name, 100)}, outside the project: that is lost")
     if fresh:
         check_nodes_min(session.settings, session.settings.cluster.nodes)
     return found
@@ -87,8 +68,7 @@ def results_of(session: Session[Reporter], wanted: bool | str) -> list[Path]:
     continued, the oldest first; [] for False. Raises UsageError where they cannot be sent."""
     if wanted is False:
         return []
-    job_id = None if wanted is True else wanted
-    folders, later = restore.chain(session.root, job_id)
+    folders, later = restore.chain(session.root, None if wanted is True else wanted)
     if later:
         session.console.warn(
             f"not sent, since they are not on this computer: results of {', '.join(later)}, which continued "
@@ -105,42 +85,40 @@ def send_files(
     cluster: Cluster,
     results: Sequence[Path],
     *,
-    files: Snapshot | None = None,
+    files: ProjectFiles | None = None,
 ) -> None:
-    """Send the project's files, and put the `results` back."""
     files = files or project_files.of_config(session.root, session.settings)
-    origin = origin_of(session)
     with session.console.progress() as progress:
-        syncing.sync(runner, cluster, session.settings, files=files, progress=progress, origin=origin)
+        sync.sync(
+            runner, cluster, session.settings, files=files, progress=progress, origin=origin_of(session)
+        )
         if not results:
             return
-        state = ClusterFolder(cluster.id)
         count = restore.restore(runner, cluster, results, project=files.manifest, progress=progress)
-        launch_record.note_put_back(state, session.root, [one.name for one in results])
-        more = f" and {counted(len(results) - 1, 'job')} before it" if results[1:] else ""
+        names = [result.name for result in results]
+        launch_record.note_put_back(ClusterFolder(cluster.id), session.root, names)
+        more = f" and {plural(len(results) - 1, 'job')} before it" if results[1:] else ""
         progress(
-            f"{counted(count, 'result')} of {results[-1]}{more} on the nodes, where a sync leaves them alone"
+            f"{plural(count, 'result')} of {results[-1]}{more} on the nodes, where a sync leaves them alone"
         )
 
 
 def start_job(
-    session: Session[Reporter],
-    runner: Runner,
-    cluster: Cluster,
-    job: NewJob,
-    *,
-    nodes_stay: bool = True,
-) -> Sending:
-    """Start the job, and record what it was launched with; return what is still being sent. After
-    an interrupt the caller ends what has started, with `cancel.abort_launch`.
-
-    If the job is not started, it is reported when the nodes end, where --down decides that; not where the
-    caller removes them (`nodes_stay`).
-    """
+    session: Session[Reporter], runner: Runner, cluster: Cluster, job: NewJob, *, nodes_stay: bool = True
+) -> PySpyTransfer:
+    """Start the job, and record what it was launched with; return what is still being sent. After an
+    interrupt the caller calls `cancel.abort_launch`. If it is not started, report when nodes that stay
+    end."""
     session = _without_torch(session)
     deadlines.warn_if_near(session.console, cluster)
     check_nodes_min(session.settings, len(cluster.nodes) + cluster.missing)
-    sources = _shared_sources(session, cluster)
+    systems = sorted({one.source for one in session.settings.shared} - {NODE_0})
+    node, warn = next(iter(cluster.nodes.values())), session.console.warn
+    sources = {name: file_systems.find(session.account.aws(), name, node, warn) for name in systems}
+    secret_files = [Path(one) for one in session.env_files]
+    files = project_files.of_config(session.root, session.settings, secret_files=secret_files)
+    facts = launched.facts(cluster, session.settings, files, [*secret_files, *session.files])
+    folder = ClusterFolder(cluster.id)
     record = launch_record.of_launch(
         job,
         session.settings,
@@ -148,14 +126,15 @@ def start_job(
         files=session.files,
         variables=session.variables,
         env_files=session.env_files,
-        nodes=[node.id for node in cluster.nodes.values()],
+        nodes=tuple(node.id for node in cluster.nodes.values()),
+        facts=facts,
+        continues=launch_record.continued_on(folder, session.root),
     )
-    secret_files = [Path(one) for one in session.env_files]
-    facts = launched.facts(cluster, session.settings, session.root, [*secret_files, *session.files])
-    folder = ClusterFolder(cluster.id)
-    before = launch_record.continued_on(folder, session.root)
-    record = msgspec.structs.replace(record, facts=facts, continues=before)
     launch_record.keep(folder, record)
+
+    def setup_line(node: int, line: str) -> None:
+        session.console.log(f"[setup | node {node}] {without_colours(line)}")
+
     try:
         with session.console.progress() as progress:
 
@@ -170,19 +149,16 @@ def start_job(
                 cluster,
                 session.settings,
                 job,
-                root=session.root,
+                files,
                 progress=note,
-                secret_files=secret_files,
                 origin=origin_of(session),
-                on_setup_line=lambda node, line: session.console.log(
-                    f"[setup | node {node}] {without_colours(line)}"
-                ),
+                on_setup_line=setup_line,
                 sources=sources,
             )
     except signals.HungUp:
         raise  # what has started continues
     except (Exception, KeyboardInterrupt):
-        launch_record.drop(folder, job.id)  # it was refused, or is ended: there is nothing to resume
+        folder.remove(folder.job(job.id))  # it was refused, or is ended: there is nothing to resume
         if nodes_stay:
             deadlines.report_not_started(session.console, cluster, job)
         raise
@@ -231,7 +207,7 @@ class Display:
             if self.on_line is not None and rank >= 0:
                 self.on_line(f"[rank {rank} | node {node}] {line}")
 
-        ended = partial(ended_reports, self.session, cluster)
+        ended = partial(ended_reports, self.session.account, cluster)
         follower = JobFollower(runner, job_id, nodes, on_line=show, ended_instances=ended)
         with contextlib.closing(follower):
             return follower.run(timeout)
@@ -259,11 +235,8 @@ def start_and_follow(
     on_start: Callable[[], None] = lambda: None,
 ) -> JobResult | None:
     """Start the job, follow it to its end and report that; without a `display` only send all that it needs,
-    and return None. Raises JobStopped at a Ctrl-C.
-
-    `nodes_stay`: as for `start_job`. `on_start` is called when the job has been started.
-    """
-    reporter = session.console
+    and return None. `nodes_stay`: as for `start_job`. `on_start` is called when it has been started. Raises
+    JobStopped at a Ctrl-C."""
     try:
         sending = start_job(session, runner, cluster, job, nodes_stay=nodes_stay)
         try:
@@ -276,27 +249,18 @@ def start_and_follow(
             sending.abandon()
     except Detached:
         if nodes_stay:
-            deadlines.report_leaving(reporter, cluster, session.settings, job)
+            deadlines.report_unfollowed(session.console, cluster, session.settings, job)
         raise
     except signals.HungUp:
         raise
     except KeyboardInterrupt:
-        with signals.protected(lambda: reporter.log("still ending the job; this takes a moment")):
+        with signals.protected(lambda: session.console.log("still ending the job; this takes a moment")):
             unsure = cancel.abort_launch(runner, job.id)
-        known = f"it may still run on node {', '.join(map(str, unsure))}" if unsure else "it was ended"
+        known = f"it may still run on {node_list(unsure)}" if unsure else "it was ended"
         outcome = f"interrupted while job {job.id} was being started; {known}"
         raise JobStopped(job.id, outcome, cancel_again=bool(unsure)) from None
     display.report(runner, cluster, finished)
     return finished
-
-
-def _shared_sources(session: Session[Reporter], cluster: Cluster) -> dict[str, str]:
-    """Return the file systems of [[shared]] that AWS has, by id. Raises CloudDDPError, before a node is
-    asked."""
-    names = {one.source for one in session.settings.shared} - {NODE_0}
-    node = next(iter(cluster.nodes.values()))
-    warn = session.console.warn
-    return {name: file_systems.find(session.aws(), name, node, warn) for name in sorted(names)}
 
 
 def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:
@@ -307,31 +271,27 @@ def _without_torch(session: Session[ReporterT]) -> Session[ReporterT]:
     if not session.options.sim or own or importlib.util.find_spec("torch") is not None:
         return session
     session.console.log("torch is not installed here: ranks start without torchrun (--rendezvous direct)")
-    settings = msgspec.structs.replace(
-        session.settings, job=msgspec.structs.replace(job, rendezvous="direct")
-    )
+    settings = replace(session.settings, job=replace(job, rendezvous="direct"))
     return replace(session, settings=settings)
 
 
 def check_nodes_min(config: Config, nodes: int) -> None:
-    """Raise UsageError where the job needs more nodes than there are."""
     least = config.job.nodes_min
     if least is not None and least > nodes:
         raise UsageError(
-            f"job.nodes_min is {least}, and the cluster has {counted(nodes, 'node')}",
+            f"job.nodes_min is {least}, and the cluster has {plural(nodes, 'node')}",
             hint=f"give at most {nodes}: --nodes-min {nodes}",
         )
 
 
-def origin_of(session: Session[Reporter]) -> Origin:
-    """Return the project's id, and how to ask whether the files of another project may be replaced; where
-    nobody can be asked they may not."""
+def origin_of(session: Session[Reporter]) -> ProjectIdentity:
+    """Return the project's id, and how to ask whether other files may be replaced: unasked they may not."""
 
     def agree(nodes: Sequence[int]) -> None:
-        name = session.settings.cluster.name
         held = (
-            f"{node_list(nodes)} of cluster {name!r} {'has' if len(nodes) == 1 else 'have'} the files of "
-            "another project, or of this one from another computer or folder"
+            f"{node_list(nodes)} of cluster {session.settings.cluster.name!r} "
+            f"{'has' if len(nodes) == 1 else 'have'} the files of another project, or of this one from "
+            "another computer or folder"
         )
         answer = session.console.agree(f"{held}. Replace them?")
         if answer is None:
@@ -342,4 +302,4 @@ def origin_of(session: Session[Reporter]) -> Origin:
         if not answer:
             raise NotConfirmed
 
-    return Origin(project_id(session.root), agree)
+    return ProjectIdentity(project_id(session.root), agree)

@@ -12,7 +12,7 @@ from cloudddp import local_state, signals
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.cluster import created_ids, teardown
-from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.created_ids import KnownIds
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.errors import CloudDDPError
 from cloudddp.local_state import ClusterRecord
@@ -20,10 +20,8 @@ from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 
 
-def take_down(session: Session[Reporter], cluster_id: str | None = None) -> DownReport:
-    """Remove the cluster, or the one with this id of several with its name. Raises Leftovers if that
-    fails."""
-    aws = session.aws(finishing=True)
+def take_down(session: Session[Reporter], aws: AWS, cluster_id: str | None = None) -> DownReport:
+    """Remove the cluster, or that with this id. Raises Leftovers if that fails."""
     with session.console.progress() as progress, signals.protected(lambda: progress(teardown.STILL_REMOVING)):
         if cluster_id:
             report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
@@ -33,23 +31,27 @@ def take_down(session: Session[Reporter], cluster_id: str | None = None) -> Down
                 aws,
                 where,
                 progress=progress,
-                mine=session.ownership(aws).mine,
+                mine=session.account.ownership(aws).mine,
                 known=created_ids.combined(_own_journals(aws, session.settings.cluster.name)),
             )
     if report.left or report.reasons:
         raise teardown.leftovers(report)
-    if not cluster_id:  # what AWS does not list any more, or never did
-        teardown.forget(aws, {one.id for one in _records(aws, session.settings.cluster.name)})
+    if not cluster_id:  # what AWS no longer lists, or never did
+        teardown.forget(aws, {record.id for record in _records(aws, session.settings.cluster.name)})
     return report
 
 
 def _records(aws: AWS, name: str) -> list[ClusterRecord]:
     """Return what this computer has created under that name in the region."""
     where = (name, aws.region, aws.endpoint)
-    return [one for one in local_state.known_clusters() if (one.name, one.region, one.endpoint) == where]
+    return [
+        cluster
+        for cluster in local_state.known_clusters()
+        if (cluster.name, cluster.region, cluster.endpoint) == where
+    ]
 
 
-def _own_journals(aws: AWS, name: str) -> Iterator[Known]:
+def _own_journals(aws: AWS, name: str) -> Iterator[KnownIds]:
     """Yield what this computer knows about clusters of that name, unless an `up` is creating them."""
     for record in _records(aws, name):
         with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty

@@ -1,7 +1,5 @@
-"""What `down` would destroy: running jobs and results that were not pulled, as the nodes report them.
-
-The nodes get a few seconds to answer: nothing here may prevent `down` from terminating them.
-"""
+"""What `down` would destroy: running jobs and results that were not pulled, as the nodes report them within a
+few seconds: nothing here may prevent `down` from terminating them."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def unsaved_work(found: Cluster, settings: Config, *, jobs: bool = True, aws: AW
         targets, lost = connect.targets(found, settings.cluster)
     except Exception as error:
         return [f"cannot check for running jobs and results not pulled yet: {error}"]
-    limit = timing.current().at_stake
+    limit = timing.current().unsaved_work
     replies: dict[int, NewFilesReply] = {}
 
     def ask() -> None:

@@ -139,9 +139,8 @@ class Fleet:
         reached are removed from the fleet and returned with their errors; raises only if no node can be
         reached.
         """
-        limit = timing.current().connect if connect_timeout is None else connect_timeout
         work = {
-            node: functools.partial(self.connect_node, node, within=within, connect_timeout=limit)
+            node: functools.partial(self.connect_node, node, within=within, connect_timeout=connect_timeout)
             for node in self.targets
         }
 
@@ -186,8 +185,9 @@ class Fleet:
         failures = dict(self._failures)
         return failures[min(failures)] if failures else ""
 
-    def connect_node(self, node: int, *, within: float = 0.0, connect_timeout: float) -> None:
+    def connect_node(self, node: int, *, within: float = 0.0, connect_timeout: float | None = None) -> None:
         """Connect to one node; `within`: as `connect`."""
+        limit = timing.current().connect if connect_timeout is None else connect_timeout
         began = time.monotonic()
         refused: float | None = None  # when the last unbroken run of refusals began
         self._clock()
@@ -195,10 +195,9 @@ class Fleet:
         while True:
             try:
                 attempt = time.monotonic()
-                remaining = max(began + within - attempt, 0.0) if within else connect_timeout
-                limit = min(connect_timeout, max(remaining, 1.0))
+                remaining = max(began + within - attempt, 1.0) if within else limit
                 with timings.span("SSH connect", node):
-                    connection = self._open(node, limit)
+                    connection = self._open(node, min(limit, remaining))
                 self._silent_since.pop(node, None)
                 self._failures.pop(node, None)
                 break
@@ -288,7 +287,7 @@ class Fleet:
                 connection.close()
 
     def reconnect(self, node: int, wanted: Callable[[], bool] = lambda: True) -> None:
-        """Replace a node's connection by a new one. Raises NodeError if that is not `wanted` any more once it
+        """Replace a node's connection by a new one. Raises NodeError if that is no longer `wanted` once it
         is open."""
         connection = self._open(node)
         with self._lock:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterable
 
 from cloudddp.errors import Message, NodeError, q
 from cloudddp.text import one_line
@@ -24,17 +25,19 @@ class Marker:
     """The markers of one command. The shell gets each in two parts: with `set -x` it prints the text of its
     commands."""
 
-    def __init__(self, *, at_exit: bool) -> None:
+    def __init__(self, *, at_exit: bool = False, has_input: bool = True) -> None:
         """`at_exit`: print another marker, with the exit code, when the command has ended, although a process
-        that it left in the background may hold its streams open."""
+        that it left in the background may hold its streams open. `has_input`: the command gets the channel's
+        input, whose end follows."""
         self._words = [os.urandom(8).hex() for _ in range(3)]
-        self.at_exit = at_exit
+        self.at_exit, self._has_input = at_exit, has_input
 
     def command(self, text: str) -> str:
         """Return what the shell has to run. The command has a line of its own: if it does not parse, the
         marker is printed before the error."""
         first, begin, end = self._words
-        lines = [f"set +xv; {_print(first, begin, '')}"]
+        source = "" if self._has_input else "; exec < /dev/null"
+        lines = [f"set +xv; {_print(first, begin, '')}{source}"]
         if self.at_exit:
             lines += [f"(eval {shlex.quote(text)})", f'set -- "$?"; {_print(first, end, "$1")}; exit "$1"']
         else:
@@ -133,7 +136,7 @@ def warning() -> str:
     )
 
 
-def ended_early(label: str, code: int, outputs: tuple[Output, Output]) -> NodeError:
+def ended_early(label: str, code: int, outputs: Iterable[Output]) -> NodeError:
     """Return the error for a shell that ended before the command."""
     written = [line for output in outputs for line in _lines(output.skipped)]
     why = f": {written[-1]}" if written else ""

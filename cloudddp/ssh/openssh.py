@@ -36,7 +36,7 @@ def config(hosts: Mapping[str, Target], known_hosts: Path) -> str:
             f"ServerAliveCountMax={_LOST_KEEPALIVES}",
             *target.route.openssh_options(target),
         ]
-        lines += ["", f"Host {name}", *(f"  {one.replace('=', ' ', 1)}" for one in settings)]
+        lines += ["", f"Host {name}", *(f"  {setting.replace('=', ' ', 1)}" for setting in settings)]
     return "\n".join(lines) + "\n"
 
 

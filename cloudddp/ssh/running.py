@@ -4,31 +4,33 @@ result."""
 from __future__ import annotations
 
 import contextlib
-import errno
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.ssh import login_shell
-from cloudddp.ssh.time_limits import Activity, Overdue
+from cloudddp.ssh.target import Target
+from cloudddp.ssh.time_limits import IdleTimer, Overdue
 from cloudddp.text import one_line
 
 if TYPE_CHECKING:
     import paramiko
 
+    from cloudddp.config.timing import Timing
+    from cloudddp.ssh.target import Target
+
 MAX_OUTPUT = 4 << 20  # bytes of a command's output that are kept by default
 MAX_PACKET = 128 << 10  # bytes that a server may put into one packet; paramiko's default is 32 KiB
+SENT_PACKET = 32 << 10  # bytes that sshd takes in one
 CHUNK = 128 * 1024  # bytes per read
 TURN = 1 << 20  # bytes in one direction, after which it is the other one's turn
-POLL = 0.02  # seconds: how often an input that had nothing is asked again
-# Seconds until a server that accepted no more input is asked again: sshd accepts 2 MiB ahead, so this allows
-# 400 MB/s.
-WINDOW_POLL = 0.005
-LONGEST_WAIT = 0.5  # seconds until time limits are looked at again
+# Seconds between two looks at what does not wake its reader: stderr while stdout is open, an input that had
+# nothing, a server that accepted no more input. sshd accepts 2 MiB ahead, so 5 ms allow 400 MB/s.
+SHORTEST_PAUSE, INPUT_PAUSE, WINDOW_PAUSE, LONGEST_PAUSE = 0.001, 0.02, 0.005, 0.25
 
 Receivers = tuple[Callable[[bytes], object], Callable[[bytes], object]]
 """What gets stdout and stderr."""
@@ -74,11 +76,9 @@ class Input:
     """What is left to be sent to a command."""
 
     def __init__(self, pieces: bytes | Iterable[bytes]) -> None:
-        if isinstance(pieces, bytes):
-            pieces = (pieces,) if pieces else ()
-        self._pieces = iter(pieces)
+        self._pieces = iter((pieces,) if isinstance(pieces, bytes) else pieces)
         self._piece, self._at = b"", 0
-        self.is_open = True
+        self.is_open = pieces != b""
         self.is_starved = False  # it has nothing to send yet
 
     def peek(self, size: int) -> bytes | None:
@@ -94,14 +94,48 @@ class Input:
         """Note that so many bytes were sent."""
         self._at += size
 
-    def end(self) -> None:
-        """Send no more."""
-        self.is_open = False
-
     @property
     def is_sent(self) -> bool:
         """Whether all of it was sent. Asks for the next piece."""
         return not self.is_open or self.peek(1) is None
+
+
+class _Stream:
+    """One of the two streams that a command writes."""
+
+    def __init__(self, receive: Callable[[int], bytes], output: login_shell.Output) -> None:
+        self.receive, self.output = receive, output
+        self.has_ended = False
+
+    def is_ready(self) -> bool:
+        """Wait for the channel's timeout, and return whether there is something to read, or its end."""
+        try:
+            self.receive(0)
+        except TimeoutError:
+            return False
+        return True
+
+    def read(self) -> bytes:
+        """Return what has arrived, b"" for nothing."""
+        try:
+            data = self.receive(CHUNK)
+        except TimeoutError:
+            return b""
+        self.has_ended = not data
+        return data
+
+
+class Authenticated(Protocol):
+    """What a command needs of its connection."""
+
+    transport: paramiko.Transport
+    target: Target
+    limits: Timing
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def reason_of_end(self) -> Exception | None: ...
 
 
 class RunningCommand:
@@ -109,47 +143,38 @@ class RunningCommand:
 
     def __init__(
         self,
-        label: str,
-        transport: paramiko.Transport | None,
+        connection: Authenticated,
         command: str,
-        activity: Activity,
-        limits: Timing,
-        *,
+        marker: login_shell.Marker,
+        idle: IdleTimer,
         window: int,
-        until_exit: bool = False,
     ) -> None:
         """Start it. `window`: how many bytes of its output may be in memory. Raises NodeError."""
-        self._label, self._transport, self._command, self._limits = label, transport, command, limits
-        self._marker = login_shell.Marker(at_exit=until_exit)
-        stdout, stderr = (login_shell.Output(label, self._marker) for _ in range(2))
-        self._outputs = stdout, stderr
-        self._changed = threading.Event()  # the channel has output, or has ended
-        self._channel = self._start(activity, window)
+        self._connection, self._command = connection, command
+        self._label = connection.target.label
+        self._channel = self._start(marker.command(command), idle, window)
+        receivers = self._channel.recv, self._channel.recv_stderr
+        self._streams = [_Stream(receive, login_shell.Output(self._label, marker)) for receive in receivers]
 
-    def _start(self, activity: Activity, window: int) -> paramiko.Channel:
-        silence = self._limits.start if activity.silence is None else activity.silence
-        limit, began = activity.left(silence), time.monotonic()
-        transport, channel, timer = self._transport, None, None
+    def _start(self, text: str, idle: IdleTimer, window: int) -> paramiko.Channel:
+        silence = self._connection.limits.start if idle.silence is None else idle.silence
+        limit, began = idle.left(silence), time.monotonic()
+        channel, timer = None, None
         try:
-            if transport is None or not transport.is_active():
-                raise self._reason_of_end or EOFError
-            channel = transport.open_session(window, MAX_PACKET, timeout=limit)
-            for buffer in (channel.in_buffer, channel.in_stderr_buffer):
-                buffer.set_event(self._changed)
+            channel = self._connection.transport.open_session(window, MAX_PACKET, timeout=limit)
             # paramiko has no limit for the reply.
-            timer = threading.Timer(max(0.0, began + limit - time.monotonic()), self._close, (channel,))
+            timer = threading.Timer(max(0.0, began + limit - time.monotonic()), _close, (channel,))
             timer.daemon = True
             timer.start()
-            text = self._marker.command(self._command)
             channel.exec_command(text.encode("utf-8", "surrogateescape"))  # a path need not be UTF-8
-            activity.record()
+            idle.record()
             return channel
         except BaseException as error:
             if channel is not None:
-                self._close(channel)
-            is_late = time.monotonic() - began >= limit and transport is not None and transport.is_active()
+                _close(channel)
+            is_late = time.monotonic() - began >= limit and self._connection.is_open
             if is_late or isinstance(error, Overdue):
-                raise self._timed_out(activity.reason(silence)) from None
+                raise self._timed_out(idle.reason(silence)) from None
             if isinstance(error, Exception):  # of any type, if a packet was invalid
                 raise self._broken(error) from None
             raise
@@ -161,7 +186,7 @@ class RunningCommand:
         self,
         source: Input,
         receivers: Receivers,
-        activity: Activity,
+        idle: IdleTimer,
         *,
         until: Callable[[], bool] = lambda: False,
         keep_open: bool = False,
@@ -173,122 +198,99 @@ class RunningCommand:
         """
         import paramiko
 
+        pause = SHORTEST_PAUSE
         try:
             while True:
-                self._changed.clear()
                 has_received = self._receive(receivers)
                 if has_received and until():
                     return None
                 if self._has_ended:
                     return self._finish(receivers)
                 if self._send(source, keep_open=keep_open) or has_received:
-                    activity.record()
+                    idle.record()
+                    pause = SHORTEST_PAUSE
                     continue
-                blocked = WINDOW_POLL if source.is_open else LONGEST_WAIT
-                self._changed.wait(POLL if source.is_starved else blocked)
-                if not self._is_readable:  # the input may have taken its time
-                    activity.check()
+                if not self._wait(pause):  # the input may have taken its time
+                    idle.check()
+                longest = INPUT_PAUSE if source.is_starved else WINDOW_PAUSE
+                pause = min(2 * pause, longest if source.is_open else LONGEST_PAUSE)
         except Overdue:
-            raise self._timed_out(activity.reason()) from None
+            raise self._timed_out(idle.reason()) from None
         except (paramiko.SSHException, EOFError) as error:  # an OSError comes from the input or a receiver
             raise self._broken(error) from None
 
     @property
     def is_quiet(self) -> bool:
         """Whether it runs, and has written nothing that was not passed on."""
-        return not (self._channel.closed or self._channel.eof_received or self._is_readable)
+        self._channel.settimeout(0.0)
+        return not any(stream.is_ready() for stream in self._streams)
 
     def close(self) -> None:
         """Close its channel: a command that still runs gets no more input, and its output is lost."""
-        self._close(self._channel)
-
-    def _close(self, channel: paramiko.Channel) -> None:
-        import paramiko
-
-        def close() -> None:
-            # On a broken connection: an error here would take the place of the one that the user needs.
-            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-                channel.close()
-
-        if self._transport is None or self._transport.clear_to_send.is_set():
-            close()
-        else:  # paramiko waits for the end of the key exchange, to which there may be none
-            threading.Thread(target=close, daemon=True).start()
+        _close(self._channel)
 
     # -- the channel -----------------------------------------------------------------------------------------
 
     def _receive(self, receivers: Receivers) -> bool:
-        channel, received = self._channel, 0
-        streams = (
-            (channel.recv_ready, channel.recv),
-            (channel.recv_stderr_ready, channel.recv_stderr),
-        )
-        for (is_ready, receive), output, pass_on in zip(streams, self._outputs, receivers, strict=True):
+        self._channel.settimeout(0.0)
+        received = 0
+        for stream, pass_on in zip(self._streams, receivers, strict=True):
             end = received + TURN
-            while received < end and is_ready():
-                data = receive(CHUNK)
+            while received < end and (data := stream.read()):
                 received += len(data)
-                if own := output.feed(data):
+                if own := stream.output.feed(data):
                     pass_on(own)
         return received > 0
 
+    def _wait(self, seconds: float) -> bool:
+        """Wait for output, or the end of a stream; return whether it has come."""
+        for stream in self._streams:
+            if not stream.has_ended and stream.output.exit_code is None:
+                self._channel.settimeout(seconds)
+                return stream.is_ready()
+        time.sleep(seconds)  # until the exit code arrives
+        return False
+
     def _send(self, source: Input, *, keep_open: bool) -> bool:
         sent = 0
-        while source.is_open and sent < TURN and self._channel.out_window_size > 0:
-            # As paramiko does: room for the header.
-            piece = source.peek(min(self._channel.out_max_packet_size - 64, CHUNK))
-            if piece is None and not keep_open:
-                with contextlib.suppress(OSError):
+        while source.is_open and sent < TURN and self._channel.send_ready():
+            piece = source.peek(SENT_PACKET)
+            try:
+                if piece is None and not keep_open:
                     self._channel.shutdown_write()
-            if not piece:
+                count = self._channel.send(piece) if piece else 0
+            except OSError:  # the command has ended, and its exit code is reported
+                source.is_open = False
                 break
-            count = self._send_piece(piece)
+            if not count:
+                break
             source.skip(count)
             sent += count
-            if not count:
-                source.end()  # the command has ended, and its exit code is reported
         return sent > 0
-
-    def _send_piece(self, piece: bytes) -> int:
-        """Return how many bytes were sent, 0 if the command takes none any more."""
-        try:
-            return int(self._channel.send(piece))
-        except OSError as error:
-            if error.errno in (None, errno.EPIPE):
-                return 0
-            raise
-
-    @property
-    def _is_readable(self) -> bool:
-        return bool(self._channel.recv_ready() or self._channel.recv_stderr_ready())
 
     @property
     def _has_ended(self) -> bool:
         """Whether it has ended, and nothing is left to receive."""
-        channel = self._channel
-        return self._own_exit_code is not None or bool(
-            (channel.closed or (channel.eof_received and channel.status_event.is_set()))
-            and not self._is_readable
-        )
+        if self._own_exit_code is not None:
+            return True
+        return all(stream.has_ended for stream in self._streams) and self._channel.exit_status_ready()
 
     # -- its end ---------------------------------------------------------------------------------------------
 
     def _finish(self, receivers: Receivers) -> int:
         """Return the exit code. Raises NodeError if it is the connection that has ended, or the shell before
         the command."""
-        stdout, _ = self._outputs
-        exit_code = self._channel.exit_status if self._own_exit_code is None else self._own_exit_code
+        own, outputs = self._own_exit_code, [stream.output for stream in self._streams]
+        exit_code = self._channel.recv_exit_status() if own is None else own
         if exit_code == -1:  # no exit status: killed by a signal, or the connection is gone
-            transport = self._transport
-            if transport is not None:  # it closes its channels first, and becomes inactive a moment later
-                transport.join(0.2)
-            if transport is None or not transport.is_active():
-                raise self._broken(self._reason_of_end)
+            self._connection.transport.join(0.2)  # it closes its channels first, and ends a moment later
+            if not self._connection.is_open:
+                raise self._broken(None)
             exit_code = 255
-        if not stdout.has_begun:
-            raise login_shell.ended_early(self._label, exit_code, self._outputs)
-        login_shell.record(self._label, stdout)
-        for output, pass_on in zip(self._outputs, receivers, strict=True):
+        if not outputs[0].has_begun:
+            raise login_shell.ended_early(self._label, exit_code, outputs)
+        login_shell.record(self._label, outputs[0])
+        for output, pass_on in zip(outputs, receivers, strict=True):
             if rest := output.rest():
                 pass_on(rest)
         return int(exit_code)
@@ -296,14 +298,8 @@ class RunningCommand:
     @property
     def _own_exit_code(self) -> int | None:
         """The command's own exit code, once its output is complete on both streams."""
-        codes = [output.exit_code for output in self._outputs]
+        codes = [stream.output.exit_code for stream in self._streams]
         return None if None in codes else codes[0]
-
-    @property
-    def _reason_of_end(self) -> Exception | None:
-        """Why paramiko has ended the connection, None if it was closed."""
-        error = None if self._transport is None else self._transport.saved_exception
-        return None if isinstance(error, (OSError, EOFError)) else error
 
     def _timed_out(self, limit: str) -> ConnectionLost:
         return ConnectionLost(
@@ -315,9 +311,11 @@ class RunningCommand:
     def _broken(self, error: Exception | None) -> ConnectionLost:
         import paramiko
 
-        if error is None or isinstance(error, (OSError, EOFError, paramiko.SSHException)):
-            # paramiko quotes what the node has sent.
-            cause = one_line(str(error or ""), 200) or "connection closed"
+        error = self._connection.reason_of_end() or error
+        if error is None or isinstance(error, (OSError, EOFError)):
+            cause = "connection closed"
+        elif isinstance(error, paramiko.SSHException):
+            cause = one_line(str(error), 200)  # paramiko quotes what the node has sent
         else:
             cause = f"it sent an invalid packet ({type(error).__name__})"
         return ConnectionLost(
@@ -325,6 +323,14 @@ class RunningCommand:
             f" in: {short(self._command)}",
             hint="`cloudddp status` shows whether the node still exists",
         )
+
+
+def _close(channel: paramiko.Channel) -> None:
+    import paramiko
+
+    # On a broken connection: an error here would take the place of the one that the user needs.
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        channel.close()
 
 
 class BoundedBuffer:

@@ -15,33 +15,18 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from cloudddp.config.timing import Timing
-from cloudddp.errors import ConnectError, Message
+from cloudddp.errors import ConnectError
+from cloudddp.text import one_line
 
-_EARLY_CLOSE = "the server closed the connection before its SSH banner"
-
+EARLY_CLOSE = "the server closed the connection before its SSH banner"
 EARLY_CLOSE_HINT = (
     "sshd may refuse this address for a while (PerSourcePenalties, OpenSSH 9.8 and newer): something behind "
     "the same address probes port 22 or fails logins; wait some minutes (10 at most by default), or connect "
     "from another address"
 )
-
-
-def early_close(line: str) -> str:
-    """Return the text of an exception for a connection that was closed after this line, or after none
-    ('')."""
-    return f"{_EARLY_CLOSE}, after {line.strip()!r}" if line.strip() else _EARLY_CLOSE
-
-
-def early_close_in(error: BaseException) -> str:
-    """Return that text, if it is in the message of an exception (paramiko adds its own); else ''."""
-    if isinstance(error, ConnectionResetError):  # while TCP connects
-        return _EARLY_CLOSE
-    _, found, rest = str(error).partition(_EARLY_CLOSE)
-    return found + rest
-
 
 KEY_KIND = "ssh-ed25519"
 # RFC 8709: the key itself follows, 32 bytes.
@@ -97,11 +82,14 @@ QUICKACK = getattr(socket, "TCP_QUICKACK", None)
 # Bytes after something was sent: a stream needs no acknowledgement of each packet, which costs both sides
 # time.
 QUICK = 64 << 10
+# Bytes at the beginning in which SSH's identification is looked for (RFC 4253, section 4.2).
+_FIRST = 4096
 _RTT_AT = 68  # where tcpi_rtt, in microseconds, is in struct tcp_info (linux/tcp.h)
 
 
 class NodeSocket:
-    """One thread receives, and one at a time sends."""
+    """The stream to a node's SSH server, as paramiko.Transport uses one. One thread receives, and one at a
+    time sends."""
 
     def __init__(self, connection: socket.socket, dead: float) -> None:
         """`dead`: for how many seconds the other side may take no byte that is sent."""
@@ -111,7 +99,9 @@ class NodeSocket:
         self._received, self._at = b"", 0
         self._quick = QUICK  # bytes to receive that are acknowledged at once
         self._blocked_since: float | None = None  # when the first of the sends was tried that took no byte
-        self._closed = False  # paramiko reads it
+        self._closed = False  # as of a socket: paramiko reads it
+        self.first = b""  # of what was received
+        self.has_ended = False  # by the other side
 
     def settimeout(self, _seconds: float | None) -> None:
         """Every wait lasts for one tick at most."""
@@ -130,8 +120,10 @@ class NodeSocket:
     def _read(self) -> bytes:
         try:
             data = self._socket.recv(READ)
-        except TimeoutError as error:
-            raise _lasting(error) from None
+        except OSError as error:
+            raise self._lasting(error) from None
+        self.has_ended = not (data or self._closed)
+        self.first += data[: _FIRST - len(self.first)]
         if self._quick > 0 and QUICKACK is not None and self._is_tcp:
             self._quick -= len(data)
             with contextlib.suppress(OSError):
@@ -146,14 +138,32 @@ class NodeSocket:
         self._quick = QUICK
         try:
             count = self._socket.send(data)
-        except TimeoutError as error:
+        except OSError as error:
             now = time.monotonic()
             self._blocked_since = self._blocked_since or now
             if now - self._blocked_since > self._dead:
                 raise ConnectionAbortedError("it takes no more bytes") from None
-            raise _lasting(error) from None
+            raise self._lasting(error) from None
         self._blocked_since = None
         return count
+
+    def _lasting(self, error: OSError) -> OSError:
+        """Return the error to raise: ETIMEDOUT, the end of a connection, is a TimeoutError too, and paramiko
+        would go on."""
+        if isinstance(error, TimeoutError) and error.errno is None:
+            return error
+        self.has_ended = self.has_ended or not self._closed
+        return ConnectionAbortedError(*error.args) if isinstance(error, TimeoutError) else error
+
+    @property
+    def speaks_ssh(self) -> bool:
+        """Whether it has sent SSH's identification."""
+        return b"SSH-" in self.first
+
+    def greeting(self) -> str:
+        """Return the first line that it has sent, quoted, or ''."""
+        text = self.first.decode(errors="replace")
+        return repr(one_line((text.strip() or text).splitlines()[0], 200)) if text else ""
 
     def round_trip(self) -> float | None:
         """Return TCP's estimate of the round trip in seconds, None where the system does not tell."""
@@ -171,18 +181,6 @@ class NodeSocket:
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
-    def getpeername(self) -> Any:
-        return self._socket.getpeername()
-
-    def getsockopt(self, level: int, option: int) -> int:
-        return self._socket.getsockopt(level, option)
-
-
-def _lasting(error: TimeoutError) -> OSError:
-    """Return the error to raise: ETIMEDOUT, the end of a connection, is a TimeoutError too, and paramiko
-    would go on."""
-    return error if error.errno is None else ConnectionAbortedError(*error.args)
-
 
 def open_socket(host: str, port: int, timeout: float, dead: float) -> NodeSocket:
     """Return a TCP connection. Raises OSError."""
@@ -194,33 +192,18 @@ def open_socket(host: str, port: int, timeout: float, dead: float) -> NodeSocket
     return NodeSocket(connection, dead)
 
 
-class Stream(Protocol):
-    """Like a socket, as paramiko.Transport uses one."""
-
-    def send(self, data: bytes) -> int: ...
-
-    def recv(self, size: int) -> bytes: ...
-
-    def settimeout(self, seconds: float | None) -> None: ...
-
-    def round_trip(self) -> float | None:
-        """Return the round trip in seconds, None where it is not known."""
-
-    def close(self) -> None: ...
-
-
 class Route(Protocol):
     """How SSH reaches nodes. Several threads may open streams at the same time."""
 
     silent_hint: str
     """What to check if a node does not answer."""
 
-    def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
+    def open(self, target: Target, timeout: float, limits: Timing) -> NodeSocket:
         """Return a stream to the node's SSH server. Raises OSError; ConnectError if the route itself
         fails."""
 
-    def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
-        """Return why the stream ended before SSH was established, if the route is the cause."""
+    def explain(self, target: Target, stream: NodeSocket) -> ConnectError | None:
+        """Return why no SSH connection was established over a stream, if the route is the cause."""
 
     def openssh_options(self, target: Target) -> list[str]:
         """Return the options that let OpenSSH take the same route, each as in `-o OPTION`."""
@@ -230,7 +213,7 @@ class Direct:
     """TCP from this computer to the node's address."""
 
     def __init__(self, silent_hint: str = "") -> None:
-        self.silent_hint: str = silent_hint or Message(
+        self.silent_hint = silent_hint or (
             "check security group, route and your own network; if your address has changed: `cloudddp "
             "allow-me`"
         )
@@ -238,7 +221,7 @@ class Direct:
     def open(self, target: Target, timeout: float, limits: Timing) -> NodeSocket:
         return open_socket(target.host, target.port, timeout, limits.dead)
 
-    def explain(self, _target: Target, _stream: Stream | None) -> None:
+    def explain(self, _target: Target, _stream: NodeSocket) -> None:
         """No other program takes part."""
         return
 

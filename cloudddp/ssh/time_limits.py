@@ -11,7 +11,7 @@ class Overdue(Exception):
     """A time limit has passed."""
 
 
-class Activity:
+class IdleTimer:
     """When a command last sent or accepted a byte, and the time limits that follow from it.
 
     `silence` is how long it may do neither, `total` how long it may take at all, in seconds; None is no

@@ -26,7 +26,7 @@ replace /etc/systemd/system/cloudddp-deadline.timer \
 systemctl daemon-reload
 systemctl restart cloudddp-deadline.timer
 END
-    # For jobs that run, by this node's clock: agent/node/deadline.py.
+    # For jobs that run, by this node's clock: agent/jobs/poweroff.py.
     umask 077
     mkdir -p ~/.cloudddp
     echo $(($(date +%s) + $2)) > ~/.cloudddp/deadline.new

@@ -137,5 +137,5 @@ def test_sim_option_starts_the_simulator_and_stop_ends_it(line: CommandLine) -> 
 def test_later_global_options_win(cli: Any) -> None:
     """Those before the verb over the environment, and those after it over those before it."""
     cli.write("given.toml", "")
-    words = ("--config", "given.toml", "-c", "first", "status", "-c", "second")
+    words = ("--config", "given.toml", "-c", "first", "status", "-c", "second", "--region", "us-east-1")
     assert "no cluster 'second'" in cli(*words, CLOUDDDP_CONFIG="missing.toml").stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
 import signal
 import subprocess
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 from support.harness import TIMEOUT, CommandLine
 from support.interrupts import interrupted_at_call
-from support.terminal import Terminal
 
 
 @pytest.fixture
@@ -64,30 +61,6 @@ def test_two_ups_create_one_cluster(cli: CommandLine, other: CommandLine, ec2: A
     homes = [Path(one.env["CLOUDDDP_HOME"]) for one in (cli, other)]
     kept = [path.parent.name for home in homes for path in home.glob("clusters/*/id_ed25519")]
     assert kept.count(cluster_id) == 1
-
-
-def test_up_confirmed_after_another_up_creates_nothing(
-    cli: CommandLine, other: CommandLine, ec2: Any, remains: Any
-) -> None:
-    del cli.env["CLOUDDDP_YES"]
-    waiting = Terminal(cli, "up", "-n", "1")
-    try:
-        waiting.read_until(b"Start these nodes? [y/N]")
-        other.ok("up", "-y", "-n", "1")
-        before = remains()
-        (cluster_id,) = cluster_ids(ec2, cli.cluster)
-        os.write(waiting.ours, b"y\n")
-        with contextlib.suppress(OSError):  # the terminal closes with the command
-            waiting.read_until(b"-> ")
-        assert waiting.process.wait(TIMEOUT) == 1
-    finally:
-        waiting.process.kill()
-        waiting.process.wait()
-    output = " ".join(waiting.seen.decode().split())
-    assert names_the_holder(output, cluster_id), output
-    assert "nothing was created" in output
-    assert remains() == before
-    other.ok("down", "-y")
 
 
 def test_name_of_a_killed_up_is_held_on_other_computers_and_used_again_on_its_own(

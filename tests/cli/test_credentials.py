@@ -140,10 +140,13 @@ def test_refused_keys_are_reported(user: User, faults: Any) -> None:
 
 
 def test_wrong_clock_is_reported(user: User, simulator: Any, conditions: Callable[..., Any]) -> None:
-    """Directly at the simulator, whose responses have AWS's time. tests/unit/test_clocks.py has the other
-    direction."""
-    conditions(clock={"ahead": 1200})
+    """Directly at the simulator, whose responses have AWS's time."""
     env = {"AWS_ACCESS_KEY_ID": "A", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_ENDPOINT_URL": simulator.endpoint}
+    conditions(clock={"ahead": -1200})
+    user.refused(
+        "the clock of this computer is 20 minutes ahead of AWS's clock", "timedatectl set-ntp", **env
+    )
+    conditions(clock={"ahead": 1200})
     text = "the clock of this computer is 20 minutes behind AWS's clock"
     user.refused(text, "set the clock", **env)
     user.config(f"[profile up]\nrole_arn = {ROLE}\ncredential_source = Environment\n")

@@ -44,7 +44,7 @@ def test_job_ended_by_the_deadline_is_reported(cli: Any, ec2: Any, remains: Any)
     assert "began" in process.stdout.readline()
     ec2.terminate_instances(InstanceIds=remains().instances)  # as the deadline's own shutdown does
     _, err = finished(process, 1)
-    assert "none of its nodes is running any more" in err
+    assert "none of its nodes is still running" in err
     assert "may still be running" not in err
     assert f"the deadline of cluster {cli.cluster}" in err
     assert "results that were not pulled are lost" in err

@@ -26,7 +26,7 @@ def test_down_removes_everything_and_reports_the_cost(cli: Any, conditions: Any,
     assert "$" in done.stdout
     assert "waiting until they are no longer in use" in done.stderr
     assert remains().nothing
-    assert "nothing to do" in cli.ok("down", "-y")
+    assert "nothing to do" in cli.ok("down", "-y", "--region", "us-east-1")
 
 
 def test_teardown_that_aws_refuses_is_completed_later(

@@ -72,7 +72,8 @@ def test_up_prints_calls_parameters_and_price(dry_run: Any) -> None:
 def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, project: Path) -> None:
     (project / "train.py").write_text("print('hi')\n")
     (project / "cloudddp.toml").write_text('[job]\nenv = { FROM_FILE = "hunter2", NCCL_DEBUG = "hunter2" }\n')
-    out = dry_run("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1")
+    notify = {"CLOUDDDP_NOTIFY": "https://example.com/hunter2"}
+    out = dry_run("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1", **notify)
     assert out.count("torch.distributed.run") == 2
     assert re.search(r"# sending \d files?, [1-9]\d* bytes, to 2 nodes", out)
     for expected in (
@@ -89,3 +90,8 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
         assert expected in out, expected
     assert "hunter2" not in out
     assert '"private_ip": "172.31.' in out  # the request of `probe`
+
+
+def test_plan_of_a_dry_run_names_what_is_left_out(dry_run: Any) -> None:
+    out = dry_run("--region", "sa-east-1", "up", "-t", "p5.48xlarge,p6-b200.48xlarge", "--dry-run")
+    assert "  left out: p6-b200.48xlarge on demand in sa-east-1: sa-east-1 does not offer" in out

@@ -30,7 +30,6 @@ def test_lines_arrive_while_the_command_runs_and_input_is_passed_on(cli: Any) ->
     for words, expected in (
         (("exec", "--"), {"[node 0] got a\n", "[node 1] got a\n"}),
         (("exec", "--node", "1", "--"), {"got a\n"}),
-        (("exec", "--node", "1", "--node", "0", "--"), {"[node 0] got a\n", "[node 1] got a\n"}),
     ):
         process, pipe = with_input(cli, *words, "while read -r word; do echo got $word; done; echo end")
         os.write(pipe, b"a\n")

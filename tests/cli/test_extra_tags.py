@@ -62,8 +62,8 @@ def test_extra_tags_are_on_every_resource(cli: Any, ec2: Any, remains: Any) -> N
 @pytest.mark.parametrize(
     ("tags", "message"),
     [
-        (["aws:team=x"], "begins with 'aws:', which AWS reserves"),
-        (["AWS:Team=x"], "begins with 'aws:', which AWS reserves"),
+        (["aws:team=x"], "begins with 'aws:', which is reserved"),
+        (["AWS:Team=x"], "begins with 'aws:', which is reserved"),
         (["cloudddp:owner=me"], "begins with 'cloudddp:', which is reserved"),
         (["Cloudddp:Cluster=x"], "begins with 'cloudddp:', which is reserved"),
         (["Team"], "--tag 'Team' has no '='"),

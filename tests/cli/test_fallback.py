@@ -62,20 +62,17 @@ def test_spot_is_preferred_and_a_lost_node_is_replaced_on_demand(cli: Any, condi
     cli.write("script.py", "raise SystemExit(3)\n")
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge", "--spot", "prefer", *ZONE)
     assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "spot")] * 2
+    # The tag holds the on-demand price; a spot node costs no more than that.
+    cost = r"\n  spot, at most \$\d+\.\d\d an hour, at most \$0\.\d\d so far; "
+    assert re.search(cost, cli.ok("status"))
+    (status,) = json.loads(cli.ok("status", "--json"))
+    assert (status["usd_per_hour_is_at_most"], status["usd_so_far_is_at_most"]) == (True, True)
     assert cli("launch", "script.py").returncode == 3
     conditions(spot_capacity=none_of("g5.12xlarge"))
     assert "no spot instance in us-east-1" in cli.fails(3, "resume", "--replace", "1")
     assert nodes(ec2, cli.cluster) == [("g5.12xlarge", "on demand"), ("g5.12xlarge", "spot")]
-    cli.ok("down", "-y")
+    assert re.search(r"this cost at most \$\d\.\d\d on AWS, at the on-demand price", cli.ok("down", "-y"))
     assert remaining(ec2, cli.cluster).nothing
-
-
-def test_on_demand_nodes_if_there_is_no_spot_quota(cli: Any, conditions: Any, ec2: Any) -> None:
-    conditions(quota={"spot-g": 0})
-    cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--spot", "prefer", *ZONE)
-    assert nodes(ec2, cli.cluster) == [("g5.xlarge", "on demand")] * 2
-    status = json.loads(cli.ok("status", "--json"))[0]
-    assert status["usd_per_hour_is_at_most"] is False
 
 
 def test_doctor_checks_each_candidate(cli: Any, conditions: Any) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from support.faults import Rewrite, with_value
 from support.simlab import client_of
@@ -25,7 +25,7 @@ BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-2
 
 def found(aws: AWS, instance_type: str = "g5.xlarge", image: str = ClusterSpec().image) -> images.Image:
     """Return the image with which `up` would launch nodes of a type."""
-    spec = msgspec.structs.replace(ClusterSpec(), instance_type=instance_type, image=image)
+    spec = replace(ClusterSpec(), instance_type=instance_type, image=image)
     return images.find(aws, spec, instance_types.describe(aws, spec))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.harness import finished, wait_for
-from support.jobs import SLEEPERS, direct, lines_by_rank, processes
+from support.jobs import SLEEPERS, direct, homes, lines_by_rank, nodes_of, processes
 
 from cloudddp.job.job_request import Script, find_script
 
@@ -97,8 +97,7 @@ def test_node_that_dies_stops_the_job_and_is_named(cli: Any, ec2: Any) -> None:
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.2")
     for _ in range(2):
         assert "began" in process.stdout.readline()
-    (cluster,) = json.loads(cli.ok("status", "--json"))
-    ec2.terminate_instances(InstanceIds=[cluster["nodes"][1]["instance_id"]])
+    ec2.terminate_instances(InstanceIds=[nodes_of(cli)[1]["instance_id"]])
     _, err = finished(process, 1)
     assert "node 1: the agent of cloudddp has ended there" in err
     assert "AWS reports" in err
@@ -168,16 +167,18 @@ def test_started_ranks_are_stopped_when_another_node_cannot_start(cli: Any) -> N
     stopped."""
     direct(cli, nodes=2)
     cli.write("wait.py", "import time; time.sleep(600)")
-    cli.ok("exec", "--node", "1", "mkdir -p ~/.cloudddp && touch ~/.cloudddp/jobs")
+    blocked = homes(cli)[1] / ".cloudddp/jobs"
+    blocked.parent.mkdir(exist_ok=True)
+    blocked.touch()
     assert "node 1" in cli.fails(1, "launch", "wait.py")
     wait_for(lambda: processes(cli) == 0, "node 0 ends its ranks")
 
 
 def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
-    cli.nodes(1, "g5.xlarge")
+    cli.nodes(1)
     cli.write("cloudddp.toml", '[setup]\nrun = ["touch ../set-up"]\n')
     cli.write("train.py", "")
-    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, "launch", "--nproc-per-node", "2", "train.py")
-    files = cli.ok("exec", "ls . ..")
-    assert "train.py" not in files
-    assert "set-up" not in files
+    assert "4 GPUs, fewer than the 5 ranks" in cli.fails(2, "launch", "--nproc-per-node", "5", "train.py")
+    (home,) = homes(cli)
+    assert not (home / "project/train.py").exists()
+    assert not (home / "set-up").exists()

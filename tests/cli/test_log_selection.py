@@ -23,15 +23,13 @@ def test_ranks_nodes_and_lines_are_selected(cli: Any) -> None:
     for words, ranks, lines in (
         (("-f", "--node", "0-1", "--rank", "0,2", "--rank", "3"), [0, 2, 3], range(100)),
         (("--grep", r"line \d*7$", "--tail", "2", "--since", "1d", "--node", "0"), [0, 1], (87, 97)),
-        (("--tail", "2"), range(4), (98, 99)),
         (("--node", "0", "--rank", "3"), [], ()),
     ):
         shown = lines_by_rank(cli.ok("logs", *words))
         assert shown == {rank: [f"rank {rank} line {k}" for k in lines] for rank in ranks}, words
     row = json.loads(cli.ok("logs", "--json", "--rank", "3", "--tail", "1"))
     assert row == {"node": 1, "rank": 3, "line": "rank 3 line 99"}
-    for words, text in ((("--rank", "1-9"), "has no rank 4"), (("--node", "2"), "has no node 2")):
-        assert text in cli.fails(2, "logs", *words)
+    assert "has no rank 4" in cli.fails(2, "logs", "--rank", "1-9")
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
         assert "waiting" not in busy
     assert "changed" not in cli.ok("exec", "cat wait.py")
     assert f"jobs: {job}; `cloudddp jobs` lists all" in cli.fails(1, "logs", "19990101")
+    assert f"nothing to pull yet: job {job} is running and has not written any" in cli.fails(1, "pull")
     follower = cli.start("logs", "-f", job)
     assert "4 ranks stopped" in cli.ok("cancel", job)
     finished(follower, 130)

@@ -57,7 +57,7 @@ def test_up_that_loses_its_state_names_what_has_gone_and_removes_everything(
     gone = lose(home)
     _, err = finished(process, 1)
     assert str(gone) in err
-    assert "has gone while the cluster was being created; everything that was created has been removed" in err
+    assert "was removed while the cluster was being created; everything that was created has been" in err
     assert "`cloudddp up`" in err
     assert "waiting for SSH" in err
     assert remains().nothing

@@ -124,7 +124,7 @@ def test_listing_without_end_is_an_error(monkeypatch: pytest.MonkeyPatch, repeat
 
     aws.client("ec2").meta.events.register("before-call.ec2.DescribeVpcs", answer)
     with pytest.raises(AWSError, match="ec2:DescribeVpcs"):
-        aws.listed("ec2", "describe_vpcs", "Vpcs", dict[str, Any])
+        aws.listed("describe_vpcs", dict[str, Any])
     assert next(numbers) == calls + 1
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-import msgspec
 import pytest
 from support.faults import without_element
 from support.networks import Vpc
@@ -45,7 +45,7 @@ def block(ec2: Any) -> Iterator[Callable[[str], None]]:
 
 def chosen(aws: AWS, **settings: Any) -> list[str]:
     """Return the zones of the subnets in which `up` would launch two nodes, in their order."""
-    spec = msgspec.structs.replace(ClusterSpec(nodes=2), **settings)
+    spec = replace(ClusterSpec(nodes=2), **settings)
     return [one.zone for one in candidates(aws, spec, reached_from=("203.0.113.7/32",))]
 
 

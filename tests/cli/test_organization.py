@@ -4,7 +4,7 @@ denies."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,6 @@ from support.simlab import client_of
 
 from cloudddp.simulator import control
 
-Conditions = Callable[..., None]
-CREATING = {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"}
 KMS_ACTIONS = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:GenerateDataKeyWithoutPlaintext")
 
 

@@ -221,19 +221,3 @@ def test_what_changes_while_waiting(account: Account) -> None:
     assert ["AWS does not answer as usual" in one for one in waits[:4]] == [False, True, True, False]
     assert "127.0.0.1/32" in admitted
     assert account.listed() == []
-
-
-def test_region_that_the_account_has_not_enabled_is_left_out(cli: Any, faults: Any) -> None:
-    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
-    message = "AWS was not able to validate the provided access credentials"
-    faults.fail("DescribeInstances@us-west-2", "AuthFailure", times=9, status=401, message=message)
-    done = cli("up", "-n", "1", "--regions", "us-west-2,us-east-1", CLOUDDDP_PRICE="1")
-    assert "where" in done.stderr
-    assert re.search(
-        r"us-west-2 is left out: .*us-east-1.*has not enabled this region.*version 1 STS token", done.stderr
-    )
-    alone = cli.fails(1, "--region", "us-west-2", "up", "-n", "1", CLOUDDDP_PRICE="1")
-    assert "left out" not in alone
-    assert "us-west-2 refuses the credentials that us-east-1 accepts (AuthFailure)" in alone
-    assert "aws account enable-region --region-name us-west-2" in alone
-    assert "aws configure" not in alone

@@ -35,7 +35,6 @@ def test_checks_without_a_job(cli: Any) -> None:
         "2 nodes: connected to each other, alike, without defects\n",
     )
     assert left(cli) == []
-    assert cli.ok("jobs", "--json").strip() == "[]"
     cli.write("cloudddp.toml", ON_HOSTS)
     assert json.loads(cli.ok("preflight", "--json"))["measured"] == []
     assert left(cli) == []
@@ -45,8 +44,7 @@ def test_checks_without_a_job(cli: Any) -> None:
     cli.ok("launch", "-d", "wait.py")
     written(cli, "began")
     assert "is still running on node 0" in cli.fails(1, "preflight")
-    assert len(json.loads(cli.ok("jobs", "--json"))) == 1
-    cli.ok("cancel")
+    assert len([path for path in left(cli) if "/jobs/" in path]) == 2
 
 
 def test_defective_node_fails_the_check(cli: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import socket
@@ -28,12 +27,6 @@ def openssh(*programs: str) -> None:
 
 def run(*words: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(words, capture_output=True, text=True, timeout=300, check=False, **more)
-
-
-def hosts_file(cli: CommandLine) -> Path | None:
-    """The file with the hosts of the test's cluster, if there is one."""
-    files = Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/ssh_config")
-    return next((one for one in files if f"Host {cli.cluster}-" in one.read_text()), None)
 
 
 def loopback_only(port: int) -> bool:
@@ -70,6 +63,9 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     """What the user's file says of every host does not count."""
     openssh("rsync", "scp")
     cli.nodes(2)
+    assert (
+        "no node has a name yet: `cloudddp" in cli("ssh-config", CLOUDDDP_HOME=str(tmp_path / "new")).stderr
+    )
     odd = tmp_path / 'Application Support "100%d" [$x] *'
     odd.symlink_to(cli.env["CLOUDDDP_HOME"])
     cli.env.update(CLOUDDDP_HOME=str(odd), HOME=str(tmp_path))
@@ -92,19 +88,6 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     assert run("rsync", "-a", "-e", f"ssh -F {user}", f"{sent}/", f"{one}:got/").returncode == 0
     assert run("scp", "-q", "-F", str(user), f"{one}:got/a file", str(tmp_path / "back")).returncode == 0
     assert (tmp_path / "back").read_text() == "by rsync"
-
-
-def test_up_mentions_it_for_the_first_cluster_of_a_computer(cli: Any, tmp_path: Path) -> None:
-    """A file that is damaged does not stay in the way."""
-    cli.env["CLOUDDDP_HOME"] = str(tmp_path)
-    assert "no node has a name yet: `cloudddp" in cli("ssh-config").stderr
-    assert cli("up", "-n", "1").stderr.count("ssh-config` names the nodes") == 1
-    file = hosts_file(cli)
-    assert file is not None
-    cli.ok("down", "-y")
-    assert not file.exists()
-    os.mkfifo(file)  # as any damage
-    assert "no node has a name yet: `cloudddp" in cli("ssh-config").stderr
 
 
 def test_ports_lead_to_the_node_until_ctrl_c(cli: Any, tmp_path: Path) -> None:

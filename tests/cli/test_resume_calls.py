@@ -11,7 +11,7 @@ from typing import Any
 
 from support.harness import TIMEOUT, finished, lines_until, listed_nodes, remaining, wait_for
 from support.interrupts import interrupted_at, interrupted_at_call, start_interrupted
-from support.jobs import direct, homes, written
+from support.jobs import direct
 
 SCRIPT = """
 import os, sys
@@ -130,34 +130,3 @@ def waits(cli: Any) -> None:
     cli.ok("cancel")
     _, err = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, "next:" in err) == (130, False), err
-
-
-SAVE = """
-import os, time
-print('found', os.path.exists('out/both.pt'), flush=True)
-os.makedirs('out', exist_ok=True)
-for name in ('both.pt', *(['1.pt'] if os.environ['RANK'] == '1' else [])):
-    open(f'out/{name}', 'w').write('saved')
-time.sleep(600)
-"""
-
-
-def test_files_of_a_lost_node_are_on_another_one_or_named_before_a_node_is_bought(cli: Any, ec2: Any) -> None:
-    """The newest file is of the end of the job: the ranks save at a notice."""
-    cli.write("save.py", SAVE)
-    direct(cli, nodes=2)
-    process = cli.start("launch", "save.py", CLOUDDDP_HEARTBEAT="2")
-    report = ".cloudddp/jobs/*/wrote-1.json"
-    wait_for(lambda: any(list(home.glob(report)) for home in homes(cli)), "node 1 has reported its files")
-    ids = [node["instance_id"] for node in listed_nodes(cli)]
-    ec2.terminate_instances(InstanceIds=ids[1:])
-    _, err = process.communicate(timeout=TIMEOUT)
-    assert process.returncode, err
-    assert "only node 1 has out/1.pt:" in err, err
-    resumed = cli("resume", "-d")
-    before, _, after = resumed.stderr.partition("only node 1 has out/1.pt:")
-    assert after, resumed.stderr
-    assert live(ec2, cli.cluster) != ids[:1]
-    assert "launching" in after, resumed.stderr
-    assert "launching" not in before
-    written(cli, "found True")  # also on the new node

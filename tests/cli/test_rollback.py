@@ -3,12 +3,11 @@ up."""
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.harness import finished, until
+from support.harness import until
 from support.interrupts import interrupted_at_call
 from support.teardown_account import Account
 
@@ -54,9 +53,7 @@ def test_address_that_was_allocated_twice_and_is_not_listed_is_released(account:
 
 
 @pytest.mark.usefixtures("scaled")
-@pytest.mark.parametrize(
-    ("action", "times"), [("AllocateAddress", 10), ("ImportKeyPair", 5), ("RunInstances", 5)]
-)
+@pytest.mark.parametrize(("action", "times"), [("AllocateAddress", 10), ("RunInstances", 5)])
 def test_call_that_aws_completes_after_the_client_has_given_up(
     account: Account, action: str, times: int
 ) -> None:
@@ -69,27 +66,16 @@ def test_call_that_aws_completes_after_the_client_has_given_up(
 
 
 def test_down_after_a_killed_up_removes_what_is_not_listed_yet(
-    cli: Any, ec2: Any, faults: Any, conditions: Conditions
-) -> None:
-    conditions(unlisted=dict.fromkeys(UNLISTED, 5.0))
-    words = ("up", "-n", "2", "-t", TYPE)
-    interrupted_at_call(cli, faults, "CreatePlacementGroup", *words, number=signal.SIGKILL)
-    assert len(listed_everything(ec2, cli.cluster)) == 3
-    cli.ok("down", "-y", CLOUDDDP_TIME_SCALE="0.4")
-    assert listed_everything(ec2, cli.cluster) == []
-
-
-def test_down_after_a_killed_up_terminates_nodes_that_are_not_listed_yet(
     cli: Any, ec2: Any, conditions: Conditions
 ) -> None:
-    conditions(unlisted={"instance": 6.0}, boot={"ssh_seconds": 60})
+    conditions(unlisted=dict.fromkeys(UNLISTED, 6.0), boot={"ssh_seconds": 60})
 
     def states() -> list[str]:
         every = [one for part in ec2.describe_instances()["Reservations"] for one in part["Instances"]]
         own = {"Key": "cloudddp:cluster", "Value": cli.cluster}
         return [one["State"]["Name"] for one in every if own in one.get("Tags", [])]
 
-    process = cli.start("up", "-n", "2")
+    process = cli.start("up", "-n", "2", "-t", TYPE)
     until(lambda: "running" in states())
     process.kill()
     process.communicate(timeout=300)
@@ -114,20 +100,23 @@ def test_expired_credentials_before_anything_was_created(account: Account) -> No
     assert listed_everything(account.ec2, account.name) == []
 
 
-def test_expired_credentials_before_a_node_was_requested(cli: Any, ec2: Any, faults: Any) -> None:
-    came, go = faults.hold("CreatePlacementGroup")
-    process = cli.start("up", "-n", "2", "-t", TYPE, CLOUDDDP_TIME_SCALE="0.1")
-    assert came.wait(60)
-    for action in ("AllocateAddress", "RunInstances", *READS):
-        faults.fail(action, "RequestExpired", times=99)
-    go.set()
-    _, err = finished(process, 3)
-    assert "still be running" not in err
-    assert "no node was requested" in err
-    assert all(kind in err for kind in ("key pair key-", "security group sg-", "placement group pg-"))
-    faults.clear()
-    cli.ok("down", "-y")
-    assert listed_everything(ec2, cli.cluster) == []
+@pytest.mark.usefixtures("scaled")
+def test_expired_credentials_before_a_node_was_requested(account: Account) -> None:
+    def expire(body: bytes) -> bytes:
+        for action in ("AllocateAddress", "RunInstances", *READS):
+            account.faults.fail(action, "RequestExpired", times=99)
+        return body
+
+    account.faults.rewrite("CreatePlacementGroup", expire)
+    error = account.failed_up(instance_type=TYPE)
+    assert error.exit_code == 3
+    assert "still be running" not in error.message
+    assert "no node was requested" in error.message
+    kinds = ("key pair key-", "security group sg-", "placement group pg-")
+    assert all(kind in error.message for kind in kinds)
+    account.faults.clear()
+    account.down()
+    assert listed_everything(account.ec2, account.name) == []
 
 
 READS = (

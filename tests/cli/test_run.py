@@ -5,21 +5,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
 from support.harness import finished, interrupt
 from support.interrupts import interrupted_at
 from support.jobs import WRITE
 
 
-@pytest.mark.parametrize(
-    ("moment", "on_call"), [("cli.actions.run:_Ending.take", False), ("cli.actions.run:NewJob", True)]
-)
-def test_interrupt_when_the_cluster_is_ready_removes_it(
-    cli: Any, remains: Any, moment: str, on_call: bool
-) -> None:
+def test_interrupt_when_the_cluster_is_ready_removes_it(cli: Any, remains: Any) -> None:
     cli.write("train.py", "print('never runs')\n")
     run = ("run", "-n", "1", "--nproc-per-node", "1", "train.py")
-    out, _ = interrupted_at(cli, moment, *run, on_call=on_call)
+    out, _ = interrupted_at(cli, "cli.actions.run:_Cleanup.take", *run)
     assert remains().nothing
     assert "never runs" not in out
 
@@ -79,15 +73,6 @@ def test_run_does_not_take_over_a_cluster_that_appears_after_its_check(
     assert "already exists; `run` creates and removes a cluster of its own" in err
     assert "never runs" not in out
     assert len(remains().instances) == 1
-
-
-def test_more_ranks_than_gpus_create_nothing(cli: Any, faults: Any) -> None:
-    cli.write("train.py", "")
-    cli.write(
-        "cloudddp.toml", "[job]\nnproc_per_node = 2\n[cluster]\nnodes = 1\ninstance_type = 'g5.xlarge'\n"
-    )
-    assert "1 GPU, fewer than the 2 ranks" in cli.fails(2, "run", "train.py")
-    assert not {"ImportKeyPair", "CreateSecurityGroup", "RunInstances"} & set(faults.calls)
 
 
 def test_what_process_nodes_cannot_do_is_refused(cli: Any, remains: Any) -> None:

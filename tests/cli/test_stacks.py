@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import wait_for
-from support.jobs import direct, newest, written
+from support.jobs import direct, written
 
 pytestmark = pytest.mark.skipif(not Path(sys.executable).with_name("py-spy").exists(), reason="needs py-spy")
 
@@ -41,40 +40,3 @@ def test_stacks_of_a_running_job(cli: Any) -> None:
     ]
     cli.ok("cancel")
     assert "(cancelled): no rank runs, and none has left a dump" in cli.fails(1, "stacks")
-
-
-IDLE = """
-import os, time
-while True:
-    if os.path.exists("go"):
-        print("step", flush=True)
-    time.sleep(0.2)
-"""
-
-
-def going_on(cli: Any) -> dict[str, Any]:
-    """Return the newest job, which must not have ended."""
-    job = newest(cli)
-    assert job["state"] in ("starting", "running"), f"{job}\n{cli('logs').stdout}"
-    return job
-
-
-def test_stall_that_is_left_alone_is_shown_until_the_job_goes_on(cli: Any) -> None:
-    direct(cli, nodes=2)
-    cli.write("idle.py", IDLE)
-    words = ("launch", "-d", "--stall-minutes", "0.1", "--on-stall", "leave", "idle.py")
-    cli.ok(*words, CLOUDDDP_HEARTBEAT="2")
-    wait_for(lambda: going_on(cli)["stall"], "the job has stalled")
-    job = newest(cli)
-    assert (job["state"], job["stall"]["until"]) == ("running", None)
-    assert "no output, CPU or GPU activity of any rank for 6 s" in job["stall"]["detail"]
-    shown = cli("jobs")
-    assert "running, stalled" in shown.stdout
-    for text in (shown.stderr, cli("logs").stderr):
-        assert f"job {job['id']} stalled" in text
-        assert "was left alone (on_stall = leave)" in text
-        assert f"cloudddp cancel {job['id']}" in " ".join(text.split())
-    cli.ok("exec", "--", "touch ~/project/go")
-    wait_for(lambda: going_on(cli)["stall"]["until"], "it goes on")
-    assert "stalled" not in cli("jobs").stdout + cli("jobs").stderr + cli("logs").stderr
-    cli.ok("cancel")

@@ -49,22 +49,6 @@ def test_verbs_use_the_nodes_that_run_and_name_the_stopped_one(cli: Any, ec2: An
     assert cli.ok("exec", "--", "echo hello").count("hello") == 2
 
 
-def test_only_node_that_is_stopped_is_started_or_removed(cli: Any, ec2: Any) -> None:
-    cli.nodes(1)
-    cli.shared = None
-    (node,) = listed_nodes(cli)
-    ec2.stop_instances(InstanceIds=[node["instance_id"]])
-    wait_for(lambda: listed_nodes(cli)[0]["state"] == "stopped", "it has stopped")
-    err = cli.fails(1, "jobs")
-    assert f"node 0 ({node['instance_id']}) is stopped" in err
-    assert f"start-instances --region us-east-1 --instance-ids {node['instance_id']}" in err
-    assert "--replace" not in err
-    down = cli.messages("down", "-y")
-    assert f"node 0 ({node['instance_id']}) is stopped" in down
-    assert "jobs and results there are unknown" in down
-    assert "no key" not in down
-
-
 def test_run_keeps_a_node_that_was_stopped(cli: Any, ec2: Any) -> None:
     """What the job has written there cannot be copied."""
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1")

@@ -17,7 +17,7 @@ from support.harness import TIMEOUT, until
 from support.teardown_account import Account, folder_of, ids
 
 from cloudddp.aws.inventory import Resource
-from cloudddp.cluster.created_ids import Known
+from cloudddp.cluster.created_ids import KnownIds
 from cloudddp.cluster.prices import Cost
 from cloudddp.cluster.teardown import DownReport
 
@@ -120,7 +120,7 @@ def test_resources_of_others_are_kept_and_reported(account: Account) -> None:
 def test_known_instance_without_tags_is_terminated(account: Account) -> None:
     (untagged,) = account.launch(tags={})
     (node,) = account.launch()
-    report = account.down(known=Known((untagged, node)))
+    report = account.down(known=KnownIds((untagged, node)))
     assert account.state(untagged) in ("shutting-down", "terminated")
     assert report.left == ()
     assert account.progress[0] == "terminating 2 nodes"
@@ -146,7 +146,7 @@ def test_refused_instance_is_left_and_others_are_terminated(account: Account) ->
 def test_refusal_leaves_unlisted_instances_in_the_report(account: Account) -> None:
     (untagged,) = account.launch(tags={})
     account.faults.fail("TerminateInstances", "UnauthorizedOperation", status=403)
-    report = account.down(known=Known((untagged,)))
+    report = account.down(known=KnownIds((untagged,)))
     assert ids(report.left) == [untagged]
     assert "UnauthorizedOperation" in report.reasons[0]
     account.ec2.terminate_instances(InstanceIds=[untagged])
@@ -156,7 +156,7 @@ def test_later_error_is_a_reason_and_what_was_seen_is_left(account: Account) -> 
     (node,) = account.launch()
     folder = folder_of(account)
     account.faults.fail("TerminateInstances", "ExpiredToken", times=9)
-    report = account.down(known=Known(("i-0123456789abcdef0",)))
+    report = account.down(known=KnownIds(("i-0123456789abcdef0",)))
     assert ids(report.left) == [node, "i-0123456789abcdef0"]
     assert report.terminated == ()
     assert "ExpiredToken" in report.reasons[0]
@@ -238,7 +238,7 @@ def test_group_that_is_listed_late_is_deleted(account: Account, refused: bool) -
     if refused:
         account.faults.fail("TerminateInstances", "OperationNotPermitted")
     account.faults.rewrite("DescribeSecurityGroups", hidden_at_first(account))
-    report = account.down(known=Known((node,)))
+    report = account.down(known=KnownIds((node,)))
     assert account.listed() == []
     assert ids(report.deleted) == [group]
     assert ids(report.left) == ([node] if refused else [])
@@ -278,7 +278,7 @@ def test_known_instance_that_aws_does_not_find_is_left(
     group, key = account.group(), account.key()
     (node,) = account.launch()
     lost = "i-0123456789abcdef0"
-    report = account.down(known=Known((lost,)))
+    report = account.down(known=KnownIds((lost,)))
     assert [(one.id, one.kind, one.detail) for one in report.left if isinstance(one, Resource)] == [
         (lost, "instance", "(state unknown)")
     ]

@@ -34,7 +34,8 @@ def running() -> list[str]:
 
 def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path: Path) -> None:
     """By Ctrl-C, and if the command is killed (with a stand-in for TensorBoard). No browser is an
-    information."""
+    information. Before: no event files in the configured outputs, and no TensorBoard where pip cannot install
+    it."""
     pytest.importorskip("tensorboard")
     direct(cli, nodes=1)
     cli.write("write.py", WRITE)
@@ -43,6 +44,12 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
     python.write_text(STAND_IN)
     python.chmod(0o755)
     cli.env.update(BROWSER=str(tmp_path / "no-browser"), DISPLAY="", WAYLAND_DISPLAY="")
+    err = cli.fails(1, "tensorboard", CLOUDDDP_OUTPUTS="logs")
+    assert "node 0 has no event files of TensorBoard" in err
+    assert "into logs?" in err
+    no_pip = cli.write("python", '#!/bin/sh\necho "No module named pip" >&2\nexit 1\n')
+    no_pip.chmod(0o755)
+    assert "TensorBoard does not run" in cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(no_pip))
     for words, number, expected, env in (
         (("--open",), signal.SIGINT, 0, {}),
         ((newest(cli)["id"],), signal.SIGKILL, -signal.SIGKILL, {"CLOUDDDP_PYTHON": str(python)}),
@@ -59,16 +66,3 @@ def test_tensorboard_shows_the_job_and_ends_with_the_command(cli: Any, tmp_path:
         wait_for(lambda: not running(), "nothing of it runs")
     left = [path for home in homes(cli) for path in home.parent.glob("tmp/tmp.*")]
     wait_for(lambda: not any(path.exists() for path in left), "its files are gone")
-
-
-def test_missing_files_and_programs_are_reported(cli: Any) -> None:
-    """Event files in the configured outputs; and TensorBoard itself, where pip cannot install it."""
-    direct(cli, nodes=1)
-    cli.write("idle.py", "open('events.out.tfevents.old', 'w').close()\n")
-    cli.ok("launch", "idle.py")
-    err = cli.fails(1, "tensorboard", CLOUDDDP_OUTPUTS="logs")
-    assert "node 0 has no event files of TensorBoard" in err
-    assert "into logs?" in err
-    python = cli.write("python", '#!/bin/sh\necho "No module named pip" >&2\nexit 1\n')
-    python.chmod(0o755)
-    assert "TensorBoard does not run" in cli.fails(1, "tensorboard", CLOUDDDP_PYTHON=str(python))

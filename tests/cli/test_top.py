@@ -15,7 +15,8 @@ from support.terminal import Terminal
 REPORTS = """
 import json, os, time
 rank = int(os.environ["RANK"])
-reports = {"STEP": {"step": 12, "work_seconds": 0.25}, "STATUS": {"step": 12, "steps": 30, "loss": 0.5}}
+status = {"state": "running", "step": 12, "steps": 30, "loss": 0.5}
+reports = {"STEP": {"step": 12, "work_seconds": 0.25}, "STATUS": status}
 for name, report in reports.items():
     if path := os.environ.get(f"CLOUDDDP_{name}_FILE"):
         with open(path + ".tmp", "w") as file:
@@ -41,6 +42,10 @@ def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) 
     ranks = [rank for node in found["nodes"] for rank in node["ranks"]]
     assert [(one["rank"], one["step"], one["seconds"]) for one in ranks] == [(0, 12, 0.25), (1, 12, 0.25)]
     assert all(one["cores"] > 0 for one in ranks)  # they are busy
+    training = json.loads(cli.ok("jobs", "--json"))[0]["training"]
+    assert training.pop("reported").endswith("+00:00")
+    assert training == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
+    assert "step 12 of 30" in cli.ok("jobs")
     # With a shell's >&- 2>&-, where sys.stdout is None.
     argv = ("-m", "cloudddp", "top", "--once")
     assert zygote().start(argv, cli.cwd, cli.env, stdout=CLOSED, stderr=CLOSED).wait(60) == 0
@@ -48,7 +53,7 @@ def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) 
     window = terminal("status", "--watch")
     window.read_until(b"S/STEP")
     screen = pyte.Screen(80, 24)
-    cli.ok("cancel")
+    assert "the training last reported step 12 of 30" in cli.messages("cancel")
     window.read_until(b"cancelled")
     window.process.send_signal(signal.SIGINT)
     code, shown = window.read_to_the_end()
@@ -60,3 +65,6 @@ def test_top_of_a_job_on_two_nodes(cli: Any, terminal: Callable[..., Terminal]) 
     assert "cancelled" in rows[2]
     assert any("no GPU" in row for row in rows[3:])
     assert "Traceback" not in shown
+    ended = cli.fails(130, "logs", "-f")
+    assert "cancelled: cancelled" not in ended
+    assert "the training last reported step 12 of 30" in ended

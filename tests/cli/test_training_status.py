@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from support.harness import wait_for
-from support.jobs import newest
+from support.jobs import direct, newest
 
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 
@@ -51,40 +49,14 @@ def test_status_comes_from_the_node_that_runs_rank_0() -> None:
     assert TrainingStatus.from_replies([None, None]) is None
 
 
-@pytest.fixture
-def one_node(cli: Any) -> Any:
-    cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="60")
-    cli.nodes(1)
-    return cli
-
-
-def test_training_status_is_shown(one_node: Any) -> None:
-    cli = one_node
-    cli.write("work.py", REPORT + "report(state='running', step=12, steps=30)\ntime.sleep(600)\n")
-    cli.ok("launch", "-d", "work.py")
-    wait_for(lambda: json.loads(cli.ok("jobs", "--json"))[0]["training"], "the job reports")
-    training = json.loads(cli.ok("jobs", "--json"))[0]["training"]
-    assert training.pop("reported").endswith("+00:00")
-    assert training == {"state": "running", "step": 12, "steps": 30, "best_accuracy": None}
-    assert "step 12 of 30" in cli.ok("jobs")
-    assert "the training last reported step 12 of 30" in cli.messages("cancel")
-    ended = cli.fails(130, "logs", "-f")
-    assert "cancelled: cancelled" not in ended
-    assert "the training last reported step 12 of 30" in ended
-
-
-def test_exit_code_overrides_the_reported_state(one_node: Any) -> None:
-    """A job that saved a snapshot after SIGTERM is preempted."""
-    cli = one_node
+def test_job_that_saved_a_snapshot_after_sigterm_is_preempted(cli: Any) -> None:
+    """tests/cli/test_top.py has the status of a job that runs."""
+    direct(cli)
     cli.write(
         "work.py", REPORT + "report(state=sys.argv[1], step=12, steps=30)\nsys.exit(int(sys.argv[2]))\n"
     )
-    for state, code, expected in (
-        ("failed", 0, "succeeded"),
-        ("preempted", 143, "preempted"),
-    ):
-        done = cli.exits(code, "launch", "work.py", state, str(code))
-        assert newest(cli)["state"] == expected
+    done = cli.exits(143, "launch", "work.py", "preempted", "143")
+    assert newest(cli)["state"] == "preempted"
     assert "preempted: its ranks were asked to stop (SIGTERM)" in done.stderr
     assert "the training stopped after step 12 of 30, with a snapshot" in done.stderr
     assert "step 12 of 30, snapshot saved" in cli.ok("jobs")

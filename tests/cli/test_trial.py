@@ -52,8 +52,8 @@ def test_trial_creates_uses_and_removes_a_node_and_reports_each_phase(cli: Any, 
 
 
 def test_failed_launch_is_in_the_report_by_its_code(cli: Any, ec2: Any, conditions: Any) -> None:
-    refused = {"code": "InsufficientInstanceCapacity", "message": "no i-0123456789 for 10.0.0.1"}
-    conditions(reject={"RunInstances": {**refused, "status": 500, "calls": 100}})
+    refused = {"code": "VcpuLimitExceeded", "message": "no i-0123456789 for 10.0.0.1"}
+    conditions(reject={"RunInstances": {**refused, "status": 400, "calls": 100}})
     err = cli.fails(1, "doctor", *CHECKED)
     assert trial_nodes(ec2, err) == []
     report = report_in(cli.cwd)
@@ -131,12 +131,6 @@ def test_folder_where_no_report_can_be_written_is_refused(cli: Any, faults: Any)
     cli.cwd = Path("/proc/sys")  # which nobody may write to
     assert "cannot be written to /proc/sys" in cli.fails(2, "doctor", *CHECKED)
     assert faults.calls == []
-
-
-def test_without_a_terminal_a_trial_needs_y(cli: Any, faults: Any) -> None:
-    assert "add -y" in cli.fails(2, "doctor", *CHECKED, CLOUDDDP_YES="")
-    assert "RunInstances" not in faults.calls
-    assert not list(cli.cwd.glob("*.json"))
 
 
 def test_what_is_left_is_reported_and_named(cli: Any, ec2: Any, conditions: Any) -> None:

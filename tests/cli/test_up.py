@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import time
 from typing import Any
 
@@ -16,7 +15,9 @@ from support.teardown_account import Account
 TYPE = "g5.12xlarge"  # in a placement group
 
 
-def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
+def test_up_creates_the_requested_cluster_and_a_second_one_changes_nothing(
+    cli: Any, ec2: Any, faults: Any, remains: Any
+) -> None:
     """The requests themselves are in tests/golden/requests."""
     assert "is ready" in cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
@@ -35,15 +36,12 @@ def test_up_creates_the_requested_cluster(cli: Any, ec2: Any) -> None:
     assert [{"GroupId": pair["GroupId"]} for pair in outside] == to_itself
     ssh = [r["CidrIp"] for p in group["IpPermissions"] if p["IpProtocol"] == "tcp" for r in p["IpRanges"]]
     assert ssh == ["127.0.0.1/32"]
-
-
-def test_second_up_changes_nothing(cli: Any, faults: Any, remains: Any) -> None:
-    cli.ok("up", "-n", "1", "--max-hours", "2")
     before = remains()
     faults.calls.clear()
-    assert "nothing was changed" in cli.ok("up", "-n", "1", "--max-hours", "20", "--max-cost", "100")
+    again = ("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "20", "--max-cost", "100")
+    assert "nothing was changed" in cli.ok(*again)
     assert set(faults.calls) == {"DescribeInstances"}
-    assert "it has 1 node, 2 were requested" in cli.fails(1, "up", "-n", "2")
+    assert "it has 2 nodes, 3 were requested" in cli.fails(1, "up", "-n", "3", "-t", "g5.xlarge")
     assert remains() == before
     cli.ok("down", "-y")
     assert not {"DescribeRegions", "GetCallerIdentity"} & set(faults.calls)  # the cluster is recorded here
@@ -154,19 +152,13 @@ def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: An
     assert remains().nothing
 
 
-def test_sigterm_during_run_instances_leaves_nothing(cli: Any, faults: Any, remains: Any) -> None:
-    """The instances exist, and `up` does not know their ids yet."""
-    err = interrupted_at_call(cli, faults, "RunInstances", "up", "-n", "2", number=signal.SIGTERM)
-    assert "nothing was left running" in err
-    assert remains().nothing
-
-
 def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     """Counted in a dry run, where instances run at once, so that no poll adds calls."""
     pytest.importorskip("moto")
     from cloudddp.aws.client import AWS
-    from cloudddp.cli.actions.rehearsal import Nodes
+    from cloudddp.cli.actions.rehearsal import PrintingRunner
     from cloudddp.cluster import up
+    from cloudddp.cluster.connect import Reach
     from cloudddp.config.spec import ClusterSpec
     from cloudddp.simulator.aws import rehearse
 
@@ -179,9 +171,11 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
             result = up.up(
                 [aws],
                 ClusterSpec(name=f"n{nodes}", nodes=nodes),
-                progress=lambda _: None,
-                dial=lambda found, *_: Nodes(found, gpus=1, cpus=4),
-                ssh_sources=lambda *_: ("203.0.113.7/32",),
+                up.Callbacks(lambda _: None),
+                reach=Reach(
+                    lambda found, *_: PrintingRunner(found, gpus=1, cpus=4),
+                    ssh_sources=lambda *_: ("203.0.113.7/32",),
+                ),
             )
             assert len(result.cluster.nodes) == nodes
             counts[nodes] = len(calls)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.exposed import command_lines, files_with
 from support.harness import interrupt, lines_until
-from support.jobs import direct, lines_by_rank
+from support.jobs import direct, homes, lines_by_rank
 from support.repositories import git
 
 from cloudddp.config.spec import Config, SyncSpec
@@ -31,13 +31,20 @@ def shown(text: str) -> dict[str, str | None]:
 
 
 def test_variables_reach_the_ranks(cli: Any) -> None:
+    """A file that was given as environment is not sent."""
     direct(cli)
     cli.write("show.py", SHOW)
     cli.write("cloudddp.toml", '[job]\nenv = { A = "toml", B = "toml", C = "toml", D = "toml" }\n')
-    cli.write("vars.env", "B=file\nC=file\nD=file\nE='two\nlines'\n")
-    words = ("-e", "C=flag", "-e", "D", "-e", "EMPTY", "--env-file", "vars.env")
-    out = cli.ok("launch", *words, "show.py", "A", "B", "C", "D", "E", "EMPTY", D="here\nand here", EMPTY="")
-    assert shown(out) == {
+    cli.write("keys/vars.txt", "B=file\nC=file\nD=file\nE='two\nlines'\n")
+    (cli.cwd / "link.txt").symlink_to("keys/vars.txt")
+    words = ("-e", "C=flag", "-e", "D", "-e", "EMPTY", "--env-file", "link.txt", "show.py")
+    done = cli.exits(0, "launch", *words, "A", "B", "C", "D", "E", "EMPTY", D="here\nand here", EMPTY="")
+    assert "may hold secrets: keys/vars.txt, link.txt (" in done.stderr
+    (home,) = homes(cli)
+    sent = {path.name for path in (home / "project").iterdir()}
+    assert "show.py" in sent
+    assert not {"keys", "link.txt"} & sent
+    assert shown(done.stdout) == {
         "A": "toml",
         "B": "file",
         "C": "flag",
@@ -106,18 +113,8 @@ def test_environment_file_of_a_submodule_is_sent_if_it_is_tracked_there(tmp_path
     assert list(unsent.notes(project_files.of_config(tmp_path, quiet), quiet)) == []
 
 
-def test_file_that_was_given_as_environment_is_not_sent(cli: Any, tmp_path: Path) -> None:
-    direct(cli)
-    cli.write("list.py", "import os; print(os.environ['TOKEN'], sorted(os.listdir('.')))")
-    cli.write("keys/secrets.txt", "TOKEN=hunter2\n")
-    (cli.cwd / "link.txt").symlink_to("keys/secrets.txt")
-    done = cli.exits(0, "launch", "--env-file", "link.txt", "list.py")
-    assert "may hold secrets: keys/secrets.txt, link.txt (" in done.stderr
-    assert lines_by_rank(done.stdout)[0] == ["hunter2 ['list.py']"]
-
-
 def test_value_that_is_not_utf_8_is_refused(cli: Any, faults: Any) -> None:
     cli.write("show.py", SHOW)
     err = cli.fails(2, "launch", "-e", "RAW=\udcff", "show.py")
-    assert "--env RAW: its value is not UTF-8" in err
+    assert "--env: job.env: the value of RAW is not UTF-8" in err
     assert faults.calls == []

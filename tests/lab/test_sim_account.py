@@ -8,16 +8,9 @@ from typing import Any
 import boto3
 import pytest
 from support.account import Account, refused
-from support.simlab import IMAGE_PARAMETER, make_key
+from support.simlab import IMAGE_PARAMETER
 
 from cloudddp.simulator.aws import rehearse
-
-
-def tags(cluster: str) -> list[dict[str, str]]:
-    return [
-        {"Key": "cloudddp:cluster", "Value": cluster},
-        {"Key": "cloudddp:cluster-id", "Value": f"id-{cluster}"},
-    ]
 
 
 @pytest.mark.over_http
@@ -31,13 +24,6 @@ def test_ssm_parameters_name_the_deep_learning_images(account: Account) -> None:
         assert image["OwnerId"] == "898082745236"
         assert image["CreationDate"].startswith("2026-08-22T")
         assert image["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"] == 75
-
-
-def test_images_by_owner_and_name(account: Account) -> None:
-    wanted = [{"Name": "name", "Values": ["Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) *"]}]
-    for owner in ("amazon", "898082745236"):
-        (image,) = account.ec2.describe_images(Owners=[owner], Filters=wanted)["Images"]
-        assert image["Architecture"] == "x86_64"
 
 
 @pytest.mark.parametrize(
@@ -62,57 +48,6 @@ def test_launch_with_unknown_id_leaves_nothing(
     assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
 
 
-def test_root_volume_smaller_than_the_image_is_rejected(account: Account) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 74, "VolumeType": "gp3"}}
-    with refused("InvalidBlockDeviceMapping") as refusal:
-        account.launch(BlockDeviceMappings=[disk])
-    assert "expect size >= 75GB" in refusal.message
-
-
-def test_launch_indexes_and_default_subnet(account: Account) -> None:
-    instances = account.launch(3)
-    assert [instance["AmiLaunchIndex"] for instance in instances] == [0, 1, 2]
-    (subnet,) = account.ec2.describe_subnets(SubnetIds=[instances[0]["SubnetId"]])["Subnets"]
-    assert subnet["DefaultForAz"]
-    assert [group["GroupName"] for group in instances[0]["SecurityGroups"]] == ["default"]
-
-
-@pytest.mark.over_http
-def test_resources_of_a_launch_are_tagged(account: Account) -> None:
-    ec2 = account.ec2
-    group = ec2.create_security_group(
-        GroupName="tagged",
-        Description="d",
-        TagSpecifications=[{"ResourceType": "security-group", "Tags": tags("a")}],
-    )["GroupId"]
-    ec2.import_key_pair(
-        KeyName="tagged",
-        PublicKeyMaterial=make_key().public.encode(),
-        TagSpecifications=[{"ResourceType": "key-pair", "Tags": tags("a")}],
-    )
-    kinds = ("instance", "volume", "network-interface")
-    account.launch()
-    (ours,) = account.launch(
-        SecurityGroupIds=[group],
-        TagSpecifications=[{"ResourceType": kind, "Tags": tags("a")} for kind in kinds],
-    )
-    for name, value in (("tag:cloudddp:cluster", "a"), ("tag:cloudddp:cluster-id", "id-a")):
-        wanted = [{"Name": name, "Values": [value]}]
-        assert [i["InstanceId"] for i in account.instances(**{name: value})] == [ours["InstanceId"]]
-        (found,) = ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
-        assert found["GroupId"] == group
-        assert [k["KeyName"] for k in ec2.describe_key_pairs(Filters=wanted)["KeyPairs"]] == ["tagged"]
-        (volume,) = ec2.describe_volumes(Filters=wanted)["Volumes"]
-        assert volume["Attachments"][0]["InstanceId"] == ours["InstanceId"]
-        assert volume["Size"] == 75
-        (interface,) = ec2.describe_network_interfaces(Filters=wanted)["NetworkInterfaces"]
-        assert interface["Attachment"]["InstanceId"] == ours["InstanceId"]
-    assert ec2.describe_volumes(Filters=[{"Name": "tag:cloudddp:cluster", "Values": ["b"]}])["Volumes"] == []
-    account.end(ours["InstanceId"])
-    ec2.delete_key_pair(KeyName="tagged")
-    ec2.delete_security_group(GroupId=group)
-
-
 def test_group_in_use_cannot_be_deleted(account: Account) -> None:
     """By instances, or by rules of other groups."""
     ec2 = account.ec2
@@ -133,40 +68,6 @@ def test_group_in_use_cannot_be_deleted(account: Account) -> None:
         ec2.delete_security_group(GroupId=group)
         with refused("InvalidGroup.NotFound"):
             ec2.describe_security_groups(GroupIds=[group])
-
-
-def test_terminated_instance_leaves_no_resources(account: Account) -> None:
-    ec2 = account.ec2
-    nics = [
-        {"DeviceIndex": 0},
-        {"DeviceIndex": 1, "NetworkCardIndex": 1},
-        {"DeviceIndex": 1, "NetworkCardIndex": 2, "InterfaceType": "efa-only"},
-    ]
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 100, "Encrypted": True}}
-    (instance,) = account.launch(
-        InstanceType="p4d.24xlarge", NetworkInterfaces=nics, BlockDeviceMappings=[disk]
-    )
-    assert ec2.describe_volumes()["Volumes"]
-    assert ec2.describe_network_interfaces()["NetworkInterfaces"]
-    account.end(instance["InstanceId"])
-    assert ec2.describe_volumes()["Volumes"] == []
-    assert ec2.describe_network_interfaces()["NetworkInterfaces"] == []
-    ec2.terminate_instances(InstanceIds=[instance["InstanceId"]])
-
-
-def test_volume_without_delete_on_termination_remains(account: Account) -> None:
-    disk = {"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 80, "DeleteOnTermination": False}}
-    (instance,) = account.launch(BlockDeviceMappings=[disk])
-    account.end(instance["InstanceId"])
-    (volume,) = account.ec2.describe_volumes()["Volumes"]
-    assert (volume["State"], volume["Size"]) == ("available", 80)
-
-
-def test_terminating_an_unknown_instance_has_no_effect(account: Account) -> None:
-    (instance,) = account.launch()
-    with refused("InvalidInstanceID.NotFound"):
-        account.ec2.terminate_instances(InstanceIds=[instance["InstanceId"], "i-0123456789abcdef0"])
-    assert len(account.instances()) == 1
 
 
 def test_rehearsal_runs_instances_at_once_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.request
 from typing import Any
 
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
-from support.account import Account, post_conditions, refused
-from support.harness import until
+from support.account import Account, refused
 
 from cloudddp.simulator import control
 
@@ -54,71 +51,6 @@ def test_calls_above_the_request_rate_are_throttled(remote: Account, ec2: Any) -
     ec2.describe_vpcs()
 
 
-def test_region_that_is_not_enabled_refuses_every_call(remote: Account, ec2: Any) -> None:
-    there = remote.client("ec2", config=ONCE, region_name="af-south-1")
-    identity = remote.client("sts", config=ONCE, region_name="af-south-1")
-
-    def statuses(**of: Any) -> dict[str, str]:
-        listed = ec2.describe_regions(**of)["Regions"]
-        return {one["RegionName"]: one["OptInStatus"] for one in listed}
-
-    assert statuses()["af-south-1"] != "not-opted-in"
-    remote.conditions(regions={"af-south-1": "not-opted-in"})
-    for call in (there.describe_vpcs, there.describe_regions):
-        with refused("AuthFailure") as refusal:
-            call()
-        assert refusal.status == 401
-        assert refusal.message == "AWS was not able to validate the provided access credentials"
-    with refused("InvalidClientTokenId"):
-        identity.get_caller_identity()
-    assert "not-opted-in" not in statuses().values()
-    assert statuses(AllRegions=True)["af-south-1"] == "not-opted-in"
-    assert statuses(RegionNames=["af-south-1"]) == {"af-south-1": "not-opted-in"}
-    remote.conditions(regions={"af-south-1": None})
-    assert there.describe_vpcs()["Vpcs"]
-    assert "af-south-1" in statuses()
-
-
-def test_capacity_that_is_missing_after_the_launch_was_accepted(remote: Account) -> None:
-    """EC2 API reference, "StateReason"."""
-    code = "Server.InsufficientInstanceCapacity"
-    remote.conditions(fail_launch={"us-east-1a": {"code": code, "instances": 1}})
-    (instance,) = remote.launch(Placement={"AvailabilityZone": "us-east-1a"})
-    shown = until(lambda: [i for i in [remote.describe(instance["InstanceId"])] if i["State"]["Code"] == 48])
-    text = "There was insufficient capacity available to satisfy the launch request."
-    assert shown[0]["StateReason"] == {"Code": code, "Message": f"{code}: {text}"}
-
-
-def test_reject_condition(remote: Account, ec2: Any) -> None:
-    rule = {"code": "UnauthorizedOperation", "message": "You are not authorized <here>.", "status": 403}
-    remote.conditions(reject={"CreateSecurityGroup": {**rule, "calls": 2}})
-    for _ in range(2):
-        with refused("UnauthorizedOperation") as refusal:
-            ec2.create_security_group(GroupName="never", Description="d")
-        assert (refusal.status, refusal.message) == (403, "You are not authorized <here>.")
-    named = [{"Name": "group-name", "Values": ["never"]}]
-    assert ec2.describe_security_groups(Filters=named)["SecurityGroups"] == []
-    ec2.create_security_group(GroupName="never", Description="d")
-    ec2.delete_security_group(GroupName="never")
-
-
-@pytest.mark.parametrize(
-    ("service", "action", "method", "arguments"),
-    [
-        ("ssm", "GetParameter", "get_parameter", {"Name": "any"}),
-        ("sts", "GetCallerIdentity", "get_caller_identity", {}),
-    ],
-)
-def test_reject_in_the_protocol_of_the_service(
-    remote: Account, service: str, action: str, method: str, arguments: dict[str, str]
-) -> None:
-    remote.conditions(reject={action: {"code": "ExpiredTokenException", "message": "late", "status": 403}})
-    client = remote.client(service, config=ONCE)
-    with refused("ExpiredTokenException") as refusal:
-        getattr(client, method)(**arguments)
-    assert (refusal.status, refusal.message) == (403, "late")
-
-
 def test_lost_response_closes_the_connection_after_the_effect(remote: Account, ec2: Any) -> None:
     remote.conditions(lose={"CreatePlacementGroup": 1})
     with pytest.raises(ConnectionClosedError):
@@ -141,25 +73,6 @@ def test_latency_delays_the_named_calls_only(sim: control.Simulator, remote: Acc
     began = time.monotonic()
     ec2.describe_vpcs()
     assert time.monotonic() - began >= 1
-
-
-def test_invalid_condition_changes_nothing(sim: control.Simulator, remote: Account) -> None:
-    before = remote.conditions()
-    body = {"latency": {"*": 9}, "throttle": {"RunInstance": 1}}
-    status, answer = post_conditions(sim.endpoint, body)
-    assert status == 400
-    assert "'RunInstance'" in answer["error"]
-    assert "RunInstances" in answer["known"]
-    with urllib.request.urlopen(f"{sim.endpoint}/_cloudddp/conditions", timeout=300) as shown:
-        assert json.load(shown) == before
-
-
-def test_conditions_apply_to_terminate(remote: Account) -> None:
-    (instance,) = remote.running()
-    remote.conditions(throttle={"TerminateInstances": 1}, lose={"TerminateInstances": 1})
-    remote.end(instance["InstanceId"])
-    shown = remote.conditions()
-    assert (shown["throttle"], shown["lose"]) == ({}, {})
 
 
 def test_dry_run_is_refused_only_for_a_missing_permission(remote: Account, ec2: Any) -> None:

@@ -37,30 +37,6 @@ def test_capacity_is_used_and_freed(account: Account) -> None:
     assert len(account.instances()) == 2
 
 
-def test_request_without_zone_uses_a_zone_with_capacity(account: Account) -> None:
-    account.conditions(capacity={"us-east-1a": {"g5.xlarge": 1}, "us-east-1b": {"g5.xlarge": 3}})
-    instances = account.launch(3)
-    assert {instance["Placement"]["AvailabilityZone"] for instance in instances} == {"us-east-1b"}
-    account.conditions(
-        capacity={f"us-east-1{letter}": {"g5.xlarge": 0} for letter in "abcdef"},
-    )
-    with refused("InsufficientInstanceCapacity") as refusal:
-        account.launch()
-    assert "choosing" not in refusal.message
-
-
-def test_zone_without_the_type_is_unsupported(
-    account: Account,
-) -> None:
-    with refused("Unsupported") as refusal:
-        account.launch(InstanceType="p5en.48xlarge", Placement={"AvailabilityZone": "us-east-1b"})
-    assert refusal.status == 400
-    assert "(us-east-1b)" in refusal.message
-    assert refusal.message.endswith("choosing us-east-1a, us-east-1c.")
-    (instance,) = account.launch(InstanceType="p5en.48xlarge")
-    assert instance["Placement"]["AvailabilityZone"] in ("us-east-1a", "us-east-1c")
-
-
 def test_quota_counts_running_vcpus(account: Account) -> None:
     account.conditions(quota={"on-demand-g": 8})
     with refused("VcpuLimitExceeded") as refusal:
@@ -97,21 +73,3 @@ def test_free_addresses_condition(account: Account) -> None:
         account.launch(SubnetId=subnet)
     account.end(first["InstanceId"])
     account.launch(SubnetId=subnet)
-
-
-def test_launch_between_min_and_max_count(account: Account) -> None:
-    here = {"Placement": {"AvailabilityZone": "us-east-1a"}}
-    assert len(account.launch(MinCount=1, MaxCount=3, **here)) == 3
-    account.conditions(capacity={"us-east-1a": {"g5.xlarge": 2}})
-    assert len(account.launch(MinCount=1, MaxCount=5, **here)) == 2
-    account.conditions(clear=True, quota={"on-demand-g": 5 * 4 + 4})
-    assert len(account.launch(MinCount=1, MaxCount=5, **here)) == 1
-    with refused("VcpuLimitExceeded"):
-        account.launch(MinCount=1, MaxCount=5, **here)
-
-
-@pytest.mark.parametrize(("least", "most"), [(0, 1), (3, 2)])
-def test_invalid_counts_are_rejected(account: Account, least: int, most: int) -> None:
-    with refused("InvalidParameterValue"):
-        account.launch(MinCount=least, MaxCount=most)
-    assert account.instances() == []

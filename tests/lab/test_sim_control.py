@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import itertools
 import json
 import os
@@ -112,35 +110,6 @@ def test_node_processes_end_after_the_server_was_killed(home: Path, then: str) -
         assert control.nodes(again) == []
     assert processes.read(pid) is None
     client.close()
-
-
-def test_sigterm_to_any_thread_ends_the_server_and_its_nodes(home: Path) -> None:
-    laptop, client, _ = with_daemon(home)
-    server = laptop.sim.pid
-    # Sorted by start time (field 22 of stat), since thread ids wrap around. The second thread is permanent.
-    began = []
-    for thread in Path(f"/proc/{server}/task").iterdir():
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
-            began.append(
-                (int((thread / "stat").read_text().rpartition(")")[2].split()[19]), int(thread.name))
-            )
-    main, other, *_ = (thread for _, thread in sorted(began))
-    assert main == server
-    assert ctypes.CDLL(None).tgkill(server, other, signal.SIGTERM) == 0
-    until(lambda: processes.belonging(home) == [])
-    assert not (home / "sim" / "sim.json").exists()
-    client.close()
-
-
-def test_ssh_port_option(home: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    laptop = Laptop(control.start(home, nodes="process", ssh_port=port), "key")
-    assert laptop.sim.ssh_port == port
-    assert control.environment(laptop.sim)["CLOUDDDP_SSH_PORT"] == str(port)
-    (instance,) = laptop.launch()
-    assert execute(laptop.connect(instance["PrivateIpAddress"]), "echo here").out == b"here\n"
-    laptop.leave()
 
 
 def test_reused_pid_is_not_mistaken_for_the_server(home: Path) -> None:

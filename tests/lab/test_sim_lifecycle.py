@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import os
-import resource
 import signal
 import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import paramiko
 import pytest
 from botocore.exceptions import ClientError
 from support.harness import until
 from support.networks import create_subnet
-from support.simlab import Laptop, cloud_config, execute, make_key
+from support.simlab import Laptop, cloud_config, execute
 
 from cloudddp.simulator import control
 from cloudddp.simulator.linux import processes
@@ -45,24 +41,6 @@ def start_daemon(laptop: Laptop, instance: dict[str, Any]) -> int:
     client = laptop.connect(instance["PublicIpAddress"])
     execute(client, DAEMON)
     return int(until(lambda: execute(client, "cat daemon.pid 2>/dev/null").out))
-
-
-def test_pending_time(home: Path) -> None:
-    laptop = Laptop(control.start(home, nodes="process", timing={"pending": 3600}), "key")
-    (launched,) = laptop.run()
-    assert launched["State"]["Name"] == "pending"
-    until(lambda: _answers(laptop, launched["PrivateIpAddress"]))
-    assert laptop.state(launched["InstanceId"]) == "pending"
-    assert laptop.ec2.describe_instance_status()["InstanceStatuses"] == []
-    laptop.terminate(launched["InstanceId"])
-    assert control.nodes(laptop.sim) == []
-
-
-def _answers(laptop: Laptop, address: str) -> bool:
-    try:
-        return bool(laptop.connect(address))
-    except OSError:
-        return False
 
 
 def test_frozen_instance_fails_its_status_check(laptop: Laptop) -> None:
@@ -148,21 +126,6 @@ def _connected(laptop: Laptop, instance: dict[str, Any]) -> Any:
         return None
 
 
-def test_deadline_with_full_host_disk(home: Path) -> None:
-    sim = control.start(home, nodes="process")
-    laptop = Laptop(sim, "key")
-    moment = datetime.now(UTC) + timedelta(seconds=4)
-    (instance,) = laptop.launch(
-        UserData=laptop.user_data(write_files=[timer(moment)]), InstanceInitiatedShutdownBehavior="terminate"
-    )
-    # From here on, the server cannot write to any file, such as its log.
-    resource.prlimit(sim.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
-    until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
-    assert laptop.describe(instance["InstanceId"])[0]["StateReason"]["Code"] == (
-        "Client.InstanceInitiatedShutdown"
-    )
-
-
 def test_deadline_after_reboot_and_without_processes(laptop: Laptop) -> None:
     moment = datetime.now(UTC) + timedelta(seconds=8)
     data = laptop.user_data(write_files=[timer(moment)])
@@ -189,31 +152,6 @@ def test_deadline_passed_while_stopped_ends_the_instance_at_start(laptop: Laptop
     until(lambda: laptop.state(instance["InstanceId"]) == "terminated")
 
 
-def test_deadline_in_every_user_data_format(laptop: Laptop) -> None:
-    """The node shows it as systemd does, and the keys of the user data log in."""
-    entry = timer(datetime(2031, 11, 21, 12, 0, 0, tzinfo=UTC))
-    indented = entry["content"].replace("\n", "\n    ")
-    encoded = {**entry, "encoding": "b64", "content": base64.b64encode(entry["content"].encode()).decode()}
-    other = make_key()
-    plain = laptop.user_data(write_files=[entry], ssh_authorized_keys=[other.public, "no key at all"])
-    for data in (
-        f"#cloud-config\nwrite_files:\n- path: {entry['path']}\n  content: |\n    {indented}\n",
-        laptop.user_data(write_files=[encoded]),
-        gzip.compress(plain.encode()),
-    ):
-        (instance,) = laptop.launch(UserData=data)
-        (record,) = [n for n in control.nodes(laptop.sim) if n["instance_id"] == instance["InstanceId"]]
-        assert record["deadline"] == "2031-11-21T12:00:00Z"
-    laptop.connect(instance["PublicIpAddress"], key=other)
-    client, unit = laptop.connect(instance["PublicIpAddress"]), "cloudddp-deadline.timer"
-    assert execute(client, f"systemctl is-active {unit}").out == b"active\n"
-    shown = execute(client, f"systemctl show -p ActiveState,NextElapseUSecRealtime {unit}").out.decode()
-    assert shown.splitlines() == ["ActiveState=active", "NextElapseUSecRealtime=Fri 2031-11-21 12:00:00 UTC"]
-    value = execute(client, f"systemctl show --property=NextElapseUSecRealtime --value {unit}").out.decode()
-    assert value == "Fri 2031-11-21 12:00:00 UTC\n"
-    assert unit.encode() in execute(client, "systemctl list-timers").out
-
-
 def test_user_data_is_not_executed(laptop: Laptop, tmp_path: Path) -> None:
     touched, written = tmp_path / "touched", tmp_path / "written"
     data = laptop.user_data(
@@ -227,15 +165,6 @@ def test_user_data_is_not_executed(laptop: Laptop, tmp_path: Path) -> None:
     time.sleep(0.5)  # time for a shell to run
     assert not touched.exists()
     assert not written.exists()
-
-
-def test_node_without_a_host_key_in_its_user_data_generates_one(laptop: Laptop) -> None:
-    for data in ("", "#!/bin/sh\nexit 1\n", "#cloud-config\n{broken: ["):
-        (instance,) = laptop.launch(UserData=data)
-        transport = paramiko.Transport((instance["PublicIpAddress"], laptop.sim.ssh_port))
-        transport.start_client(timeout=300)
-        assert transport.get_remote_server_key().get_base64() != laptop.host_key.public.split()[1]
-        transport.close()
 
 
 def test_node_that_cannot_start_fails_the_launch_with_the_reason(laptop: Laptop) -> None:

@@ -25,19 +25,6 @@ def test_new_method_of_moto_is_not_overwritten() -> None:
 
 
 @pytest.mark.parametrize(
-    ("instance_type", "expected"),
-    [
-        ("g5.12xlarge", [("NVIDIA A10G", 22888)] * 4),
-        ("p5.48xlarge", [("NVIDIA H100", 81920)] * 8),
-        ("t3.micro", []),
-        ("no.such", []),
-    ],
-)
-def test_gpu_names_and_memory(instance_type: str, expected: list[tuple[str, int]]) -> None:
-    assert catalog.gpus(instance_type) == expected
-
-
-@pytest.mark.parametrize(
     ("instance_type", "on_demand", "spot"),
     [
         ("g4dn.xlarge", "on-demand-g", "spot-g"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from support.account import refused
 from support.simlab import IMAGE_PARAMETER, client_of
 
-from cloudddp.errors import CloudDDPError, UsageError
+from cloudddp.errors import UsageError
 from cloudddp.simulator import control
 from cloudddp.simulator.iam.ec2 import authorization
 
@@ -198,65 +198,6 @@ def test_service_control_policy_limits_every_key_and_region(limited: control.Sim
     assert client(limited, "sts", "eu-west-1").get_caller_identity()["Account"] == "123456789012"
 
 
-def test_read_without_permission_has_no_encoded_message(limited: control.Simulator, ec2: Any) -> None:
-    with refused("UnauthorizedOperation") as refusal:
-        ec2.get_console_output(InstanceId="i-00000000000000000")
-    assert "on resource: arn:aws:ec2:us-east-1:123456789012:instance/i-00000000000000000" in refusal.message
-    with refused("UnauthorizedOperation") as refusal:
-        ec2.get_ebs_encryption_by_default()
-    assert "Encoded" not in refusal.message
-    assert "on resource" not in refusal.message
-
-
-OF_SERVICES = [
-    (
-        "ssm",
-        lambda ssm: ssm.get_parameter(Name="/own/name"),
-        "AccessDeniedException",
-        "ssm:GetParameter",
-        " on resource: arn:aws:ssm:us-east-1:123456789012:parameter/own/name",
-    ),
-    (
-        "service-quotas",
-        lambda quotas: quotas.get_service_quota(ServiceCode="ec2", QuotaCode="L-DB2E81BA"),
-        "AccessDeniedException",
-        "servicequotas:GetServiceQuota",
-        " on resource: arn:aws:servicequotas:us-east-1:123456789012:ec2/L-DB2E81BA",
-    ),
-    (
-        "pricing",
-        lambda pricing: pricing.get_products(ServiceCode="AmazonEC2"),
-        "AccessDeniedException",
-        "pricing:GetProducts",
-        "",
-    ),
-    (
-        "sts",
-        lambda sts: sts.assume_role(RoleArn="arn:aws:iam::123456789012:role/r", RoleSessionName="session"),
-        "AccessDenied",
-        "sts:AssumeRole",
-        " on resource: arn:aws:iam::123456789012:role/r",
-    ),
-]
-
-
-@pytest.mark.parametrize(("service", "call", "code", "action", "resource"), OF_SERVICES)
-def test_other_services_deny_in_their_protocol(
-    limited: control.Simulator,
-    service: str,
-    call: Callable[[Any], Any],
-    code: str,
-    action: str,
-    resource: str,
-) -> None:
-    with refused(code) as refusal:
-        call(client(limited, service))
-    assert refusal.message == (
-        f"User: arn:aws:sts::123456789012:user/moto is not authorized to perform: {action}{resource} "
-        f"because no identity-based policy allows the {action} action"
-    )
-
-
 def test_dry_run_answers_whether_the_call_is_allowed_and_is_recorded(
     limited: control.Simulator, ec2: Any, request_of: dict[str, Any]
 ) -> None:
@@ -285,17 +226,6 @@ def test_decode_authorization_message(
     assert found["matchedStatements"]["items"][0]["statementId"] == "NoP5"
     with refused("InvalidAuthorizationMessageException"):
         sts.decode_authorization_message(EncodedMessage="nonsense")
-
-
-def test_policy_is_an_option_of_start(home: Path) -> None:
-    policy = write(home / "policy.json", [{"Action": "*", "Resource": "*"}])
-    found = control.start(home, nodes="process", policies={"policy": policy})
-    assert control.start(home, nodes="process") == found
-    assert control.start(home, nodes="process", policies={"policy": policy}) == found
-    write(policy, [{"Action": "ec2:*", "Resource": "*"}])
-    for kind, words in (("policy", rf"with --policy {policy} \(sha256"), ("scp", "with no --scp")):
-        with pytest.raises(CloudDDPError, match=words):
-            control.start(home, nodes="process", policies={kind: policy})
 
 
 def test_invalid_policy_is_refused_before_the_start(home: Path) -> None:

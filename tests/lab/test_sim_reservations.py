@@ -67,17 +67,6 @@ def reservation(account: Account) -> Any:
         account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
 
 
-def test_reservation_attributes(account: Account, reservation: str) -> None:
-    """EC2 API reference, CapacityReservation."""
-    found = shown(account, reservation)
-    assert reservation.startswith("cr-")
-    assert (found["State"], found["ReservationType"], found["Tenancy"]) == ("active", "default", "default")
-    assert (found["InstanceType"], found["AvailabilityZone"]) == (TYPE, ZONE)
-    assert (found["TotalInstanceCount"], found["AvailableInstanceCount"]) == (2, 2)
-    assert found["InstancePlatform"] == "Linux/UNIX"
-    assert (found["InstanceMatchCriteria"], found["EndDateType"]) == ("targeted", "unlimited")
-
-
 def test_launches_use_the_places_of_a_reservation(account: Account, reservation: str) -> None:
     """EC2 User Guide, "Launch instances into an existing Capacity Reservation": reduces its available
     capacity by the number of instances launched. Error: hashicorp/terraform-provider-aws, pull request
@@ -123,61 +112,6 @@ def test_launch_that_does_not_match_the_reservation(account: Account, reservatio
     assert account.instances() == []
     with refused("InvalidCapacityReservationId.NotFound"):
         shown(account, "cr-00000000")
-
-
-def test_reservation_takes_the_capacity_of_the_zone(account: Account) -> None:
-    account.conditions(capacity={ZONE: {TYPE: 2}})
-    name = reserve(account)
-    with refused("InsufficientInstanceCapacity"):
-        account.launch(InstanceType=TYPE, Placement={"AvailabilityZone": ZONE})
-    account.launch(2, **into(name))
-    account.end(*[i["InstanceId"] for i in account.instances()])
-    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
-    assert shown(account, name)["State"] == "cancelled"
-    assert account.conditions()["capacity"] == {ZONE: {TYPE: 2}}
-    with refused("ReservationCapacityExceeded"):
-        account.launch(**into(name))
-
-
-def test_open_reservation_is_used_without_a_target(account: Account) -> None:
-    """EC2 User Guide: an open reservation is used automatically by instances with matching attributes."""
-    name = reserve(account, 1, InstanceMatchCriteria="open")
-    here = {"InstanceType": TYPE, "Placement": {"AvailabilityZone": ZONE}}
-    (first,) = account.running(**here)
-    (second,) = account.running(**here)
-    assert first["CapacityReservationId"] == name
-    assert not second.get("CapacityReservationId")
-    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
-
-
-def test_reservation_in_a_placement_group(account: Account) -> None:
-    group = account.ec2.create_placement_group(GroupName="near", Strategy="cluster")["PlacementGroup"]
-    name = reserve(account, PlacementGroupArn=group["GroupArn"])
-    with refused("ReservationCapacityExceeded"):
-        account.launch(**into(name))
-    account.launch(**into(name, Placement={"GroupName": "near"}))
-    account.ec2.cancel_capacity_reservation(CapacityReservationId=name)
-
-
-def test_reservation_without_a_group_does_not_fill_one(account: Account, reservation: str) -> None:
-    """Its instances may be anywhere in the zone (https://github.com/eksctl-io/eksctl/issues/7949)."""
-    account.ec2.create_placement_group(GroupName="near", Strategy="cluster")
-    with refused("InsufficientInstanceCapacity"):
-        account.launch(2, **into(reservation, Placement={"GroupName": "near"}))
-    account.launch(2, **into(reservation))
-
-
-@pytest.mark.over_http
-def test_block_attributes(account: Account) -> None:
-    block(account)
-    found = shown(account, BLOCK)
-    assert (found["ReservationType"], found["State"]) == ("capacity-block", "active")
-    assert (found["EndDateType"], found["InstanceMatchCriteria"]) == ("limited", "targeted")
-    assert found["EndDate"] > datetime.now(UTC) + timedelta(hours=23)
-    with refused("UnsupportedOperation"):
-        account.ec2.cancel_capacity_reservation(CapacityReservationId=BLOCK)
-    elsewhere = account.client("ec2", region_name="us-west-2")
-    assert elsewhere.describe_capacity_reservations()["CapacityReservations"] == []
 
 
 def test_block_requires_its_market_type(account: Account) -> None:

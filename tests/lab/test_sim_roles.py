@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import boto3
@@ -49,22 +49,6 @@ def test_role_with_mfa_needs_an_unused_code(account: Account) -> None:
     assert assume(account, SerialNumber=SERIAL, TokenCode="123456")["SessionToken"]
     with refused("AccessDenied"):
         assume(account, SerialNumber=SERIAL, TokenCode="123456")
-
-
-def test_refused_role_cannot_be_assumed(account: Account) -> None:
-    account.conditions(roles={ROLE: {"refuse": True}})
-    with refused("AccessDenied"):
-        assume(account)
-    with refused("AccessDenied"):
-        account.client("sts").assume_role_with_web_identity(
-            RoleArn=ROLE, RoleSessionName="test", WebIdentityToken="token"
-        )
-
-
-def test_session_is_as_long_as_the_condition_requires(account: Account) -> None:
-    account.conditions(roles={ROLE: {"seconds": 1000}})
-    left = assume(account)["Expiration"] - datetime.now(UTC)
-    assert timedelta(seconds=900) < left <= timedelta(seconds=1000)
 
 
 def test_ended_session_is_refused_with_the_code_of_each_service(

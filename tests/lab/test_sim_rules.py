@@ -98,30 +98,6 @@ def test_authorize_is_all_or_none(account: Account, group: str) -> None:
     assert [r["FromPort"] for r in shown(account, group)] == [1, 2]
 
 
-def test_default_group_has_a_self_referencing_rule(account: Account) -> None:
-    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-    wanted = [{"Name": "group-name", "Values": ["default"]}]
-    groups = account.ec2.describe_security_groups(Filters=wanted)["SecurityGroups"]
-    assert {group["VpcId"] for group in groups} >= {vpc}
-    for group in groups:
-        pairs = group["IpPermissions"][0]["UserIdGroupPairs"]
-        assert [(r["IpProtocol"], r["IpRanges"]) for r in group["IpPermissions"]] == [("-1", [])]
-        assert [(pair["GroupId"], pair["UserId"]) for pair in pairs] == [(group["GroupId"], group["OwnerId"])]
-    account.ec2.delete_vpc(VpcId=vpc)
-
-
-def test_group_of_another_vpc_is_rejected(account: Account) -> None:
-    vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"]
-    group = account.ec2.create_security_group(GroupName="theirs", Description="d", VpcId=vpc)["GroupId"]
-    with refused("InvalidParameter") as refusal:
-        account.launch(SecurityGroupIds=[group])
-    assert "belong to different networks" in refusal.message
-    assert account.instances() == []
-    assert account.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
-    account.ec2.delete_security_group(GroupId=group)
-    account.ec2.delete_vpc(VpcId=vpc)
-
-
 def test_rules_with_unknown_groups_are_rejected(account: Account, group: str) -> None:
     account.ec2.create_security_group(GroupName="odd; name", Description="d")
     for named in ("sg-0123456789abcdef0", "sg-00; bogus", "odd; name"):

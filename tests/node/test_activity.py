@@ -13,8 +13,8 @@ from support.agentnode import Node
 
 from agent.jobs import rank_records
 from agent.node import store
-from agent.watch.activity import Activity, GpuLoad, gpu_load
 from agent.watch.gpus import Gpus
+from agent.watch.stall import Activity, GpuLoad, gpu_load
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.progress import TrainingState
 from cloudddp.agent.protocol.readings import GpuReading

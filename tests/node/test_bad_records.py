@@ -54,14 +54,9 @@ def test_record_out_of_range_loses_its_job_only(node: Node) -> None:
     both = {node.id(): JobPhase.SUCCEEDED, node.id("job-2"): JobPhase.SUCCEEDED}
     assert phases(node) == both, "it is reported as its own"
     right = state.read_text()
-    for values in (
-        {"exit_code": 999},
-        {"started": -1},
-        {"ended": 1e300},
-        {"expected": 10**6},
-        {"state": "x"},
-    ):
-        change(state, **values)
+    out_of_range = {"exit_code": 999, "started": -1, "ended": 1e300, "expected": 10**6, "state": "x"}
+    for name, value in out_of_range.items():
+        change(state, **{name: value})
         assert phases(node) == {**both, node.id(): JobPhase.LOST}
         state.write_text(right)
     change(state, node=-1)
@@ -98,7 +93,7 @@ def huge(path: Path) -> None:
 def test_records_that_are_no_files_do_not_stop_a_step(node: Node) -> None:
     """It would wait for a pipe, and read forever from others."""
     folder = ended(node)
-    names = ("job.json", "setup.json", "status.json", "ranks/0.json", "state.json")
+    names = ("job.json", "status.json", "ranks/0.json", "state.json")
     for put, replaced, phase in (
         (os.mkfifo, names[:-1], JobPhase.SUCCEEDED),
         (zero, names[:-1], JobPhase.SUCCEEDED),
@@ -124,8 +119,7 @@ def test_logs_that_are_no_file_and_files_that_no_rank_has_are_skipped(node: Node
         (ranks / f"{stem}.log").write_text("false\n")
         (ranks / f"{stem}.json").write_text((ranks / "0.json").read_text())
     found = node.follow()
-    assert found.logs == {0: b"ran\n"}
-    assert len(found.state.ranks) == 1
+    assert (found.logs, len(found.state.ranks)) == ({0: b"ran\n"}, 1)
     for put in (os.mkfifo, zero):
         (ranks / "0.log").unlink()
         put(ranks / "0.log")
@@ -161,8 +155,8 @@ ENDED_PID = 2**22 + 1  # no process has it
 def test_setup_without_a_process_is_lost(node: Node) -> None:
     folder = node.folder()
     folder.mkdir(parents=True)
-    record = {"job": node.id(), "node": 0, "script": "s", "started": 1.0, "pid": ENDED_PID, "born": ""}
-    (folder / "setup.json").write_text(json.dumps(record))
+    record = {"job": node.id(), "node": 0, "state": "setup", "script": "s", "started": 1.0, "pid": ENDED_PID}
+    (folder / "state.json").write_text(json.dumps(record))
     (job,) = node.jobs()
     assert (job.phase, job.setup) == (JobPhase.LOST, True)
     assert node.probe().running == ()

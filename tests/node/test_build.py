@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from support.agentnode import Node
 
 from cloudddp.agent import program
@@ -39,15 +38,9 @@ def test_agent_is_the_same_wherever_and_whenever_it_is_built(tmp_path: Path) -> 
 
 def test_agent_is_the_same_in_another_process() -> None:
     code = "import sys; from cloudddp.agent import program; sys.stdout.write(program.agent_path())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"},
-        umask=0o077,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == program.agent_path()
+    env = {**os.environ, "TZ": "Asia/Tokyo", "PYTHONHASHSEED": "7"}
+    out = subprocess.check_output([sys.executable, "-c", code], env=env, umask=0o077, text=True)
+    assert out == program.agent_path()
 
 
 def test_agent_holds_its_modules_and_the_protocol_only() -> None:
@@ -55,12 +48,8 @@ def test_agent_holds_its_modules_and_the_protocol_only() -> None:
         names = archive.namelist()
         assert names == sorted(names)
         assert {info.compress_type for info in archive.infolist()} == {zipfile.ZIP_STORED}
-    assert {
-        "__main__.py",
-        "agent/__main__.py",
-        "agent/ranks/rank.py",
-        "cloudddp/agent/protocol/codec.py",
-    } <= set(names)
+    some = "__main__.py agent/__main__.py agent/ranks/rank.py cloudddp/agent/protocol/codec.py"
+    assert set(some.split()) <= set(names)
     folders = {Path(name).parent for name in names}
     packages = {path.relative_to(PROGRAM.parent).parent for path in PROGRAM.rglob("__init__.py")}
     assert folders == {*packages, *map(Path, (".", "cloudddp", "cloudddp/agent", "cloudddp/agent/protocol"))}
@@ -76,25 +65,19 @@ def test_every_module_of_the_agent_imports_without_site_packages(node: Node) -> 
         "assert all(module.__file__.startswith(sys.argv[1]) for module in modules)\n"
         "print(len(modules))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-IS", "-c", code, str(node.agent)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 20
+    words = [sys.executable, "-IS", "-c", code, str(node.agent)]
+    assert int(subprocess.check_output(words, text=True)) > 20
 
 
-def test_unknown_step_is_refused(node: Node) -> None:
-    done = node.send("../store", b"{}\n")
-    assert done.returncode == 1
-    assert b"not a step" in done.stderr
-
-
-@pytest.mark.parametrize("data", [b"", b'{"project": "../x"}\n'])
-def test_request_that_does_not_fit_is_refused(node: Node, data: bytes) -> None:
-    done = node.send("probe", data)
-    assert done.returncode == 1
-    assert done.stderr.startswith(b"bad request: ")
-    assert not node.store.exists()
+def test_request_that_does_not_fit_is_refused(node: Node) -> None:
+    for step, data, why in (
+        ("../store", b"{}\n", b"not a step"),
+        ("probe", b"", b"bad request: "),
+        ("probe", b'{"project": "../x"}\n', b"bad request: "),
+    ):
+        done = node.send(step, data)
+        assert (done.returncode, why in done.stderr) == (1, True)
+        assert not node.store.exists()
 
 
 # -- shipping: several at once, an agent that is damaged, a full disk ----------------------------------------
@@ -160,7 +143,6 @@ def test_damaged_agent_is_not_run_and_is_shipped_again(tmp_path: Path) -> None:
     agent = tmp_path / program.agent_path()
     for damage in DAMAGE.values():
         assert run(tmp_path, program.ship(), program.compressed_agent()) == (0, "")
-        assert step(tmp_path) == (0, "")
         damage(agent)
         assert step(tmp_path)[0] == ExitCode.NO_AGENT.value
     assert run(tmp_path, program.ship(), program.compressed_agent()) == (0, "")

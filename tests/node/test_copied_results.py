@@ -15,15 +15,14 @@ from support.jobs import WRITE
 from support.localsync import LocalNode, LocalRunner, put
 
 from agent.files import records, scan
-from agent.files.records import Origin
+from agent.files.records import Writer
 from agent.node import store
 from agent.s3 import download
 from agent.share import offers
 from agent.sync.replaced import set_aside
-from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import REPLACED, PackRequest
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.sharing import Offer, SnapshotSearch
+from cloudddp.agent.protocol.sharing import SnapshotSearch
 from cloudddp.job.results.pull import pull
 
 
@@ -58,7 +57,7 @@ def test_copies_that_are_moved_aside_stay_copies(project: Path) -> None:
     infos = {name: (project / name).stat() for name in ("dcp/a", "dcp2/c", "x")}
     records.keep_copies(
         project,
-        {name: Origin("i-1", "job", 0, info.st_size, info.st_mtime_ns) for name, info in infos.items()},
+        {name: Writer("i-1", "job", 0, info.st_size, info.st_mtime_ns) for name, info in infos.items()},
     )
     assert set_aside(project, ["dcp", "x"]) == ["dcp", "x"]
     (moved,) = (project / REPLACED).iterdir()
@@ -85,17 +84,6 @@ def test_search_that_takes_long_is_not_taken_for_a_complete_one(
     assert [one.path for one in found.files] == ["runs/model.pt"]
     (node.project / "runs/model.pt").unlink()
     assert scan.was_written_by_jobs(node.project)
-
-
-def test_file_of_any_time_can_be_offered(project: Path) -> None:
-    put(project, {"runs/a.dat": "", "runs/b.dat": ""})
-    os.utime(project / "runs/a.dat", (10**10, 10**10))  # the year 2286, which a message does not hold in ns
-    os.utime(project / "runs/b.dat", (-5, -5))
-    found, damaged = offers.of_node(SnapshotSearch("p", ("runs/*",), every=True))
-    assert [one.path for one in found.files] == ["runs/a.dat", "runs/b.dat"]
-    assert decode(encode(found), Offer) == found
-    assert all(offers.has(project, one) for one in found.files)
-    assert damaged == []
 
 
 def test_data_that_is_there_needs_no_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,29 +83,22 @@ def test_outputs_logs_and_verdict_are_copied(node: Node, s3: S3) -> None:
         + "os.mkfifo('runs/pipe')\n"
         + "os.mkdir('../far'); open('../far/model', 'w').write('far'); os.symlink('../../far', 'runs/far')\n",
     )
-    assert (found.phase, found.error) == (
-        CopyPhase.COMPLETE,
-        "",
-    )  # `pull` would not bring what is left out either
-    assert found.left_out == 4
+    # `pull` would not bring what is left out either.
+    assert (found.phase, found.error, found.left_out) == (CopyPhase.COMPLETE, "", 4)
     assert any(note.startswith("runs/out: a link to") for note in found.notes), found.notes
     assert found.url == f"s3://{BUCKET}/{PREFIX}/node-0/"
     assert found.rank_zero
     until(lambda: "copied.json" in keys(s3))
     assert body(s3, "logs/ranks/0.log").startswith(b"hello")
-    assert json.loads(body(s3, "logs/verdict.json"))["phase"] == "succeeded"
-    assert json.loads(body(s3, "logs/state.json"))["state"] == "succeeded"
+    for name, key, phase in (("logs/verdict", "phase", "succeeded"), ("logs/state", "state", "succeeded")):
+        assert json.loads(body(s3, f"{name}.json"))[key] == phase
     assert json.loads(body(s3, "copied.json"))["phase"] == "complete"
     outputs = {name.partition("outputs/")[2] for name in keys(s3) if "outputs/" in name}
     plain = {"model.pt", "large", "last", "far/model", "\\udcff", "a\\nb"}
     assert outputs == {f"runs/{name}" for name in (*names, *plain)}
     assert found.files == found.expected == len(keys(s3)) - 1
-    contents = {
-        **dict(zip(names, map(str, range(99)), strict=False)),
-        "model.pt": "weights",
-        "\\udcff": "bytes",
-    }
-    for name, text in {**contents, "a\\nb": "line"}.items():
+    contents = {name: str(number) for number, name in enumerate(names)}
+    for name, text in {**contents, "model.pt": "weights", "\\udcff": "bytes", "a\\nb": "line"}.items():
         assert body(s3, f"outputs/runs/{name}") == text.encode(), name
     assert body(s3, "outputs/runs/large") == bytes(range(256)) * (size // 256) + b"end"
     assert sum("partNumber=" in one for one in s3.requests) == 3
@@ -124,6 +117,26 @@ def test_copy_without_all_results_of_a_failed_job_is_incomplete(node: Node, s3: 
     assert (found.phase, found.left_out) == (CopyPhase.INCOMPLETE, 2), found.notes
     assert any("its key in S3 is that of another file" in note for note in found.notes)
     assert any("longer than 1024 bytes" in note for note in found.notes)
+
+
+def test_log_whose_middle_was_dropped_is_copied_without_the_hole(node: Node, s3: S3) -> None:
+    """As a pull brings it; a file that would be many zeros is left out there, too."""
+    line = "x" * 63
+    found = copied(
+        node,
+        f"import os\nos.write(1, b'first\\n')\nfor _ in range(1000): os.write(1, b'{line}\\n' * 1000)\n"
+        "os.write(1, b'last\\n')\n"
+        "open(os.readlink('/proc/self/fd/1') + '.sparse', 'w').truncate(200 << 20)",
+        log_mb=1,
+    )
+    log = body(s3, "logs/ranks/0.log")
+    assert len(log) <= 1 << 20
+    assert found.size < 2 << 20
+    assert (log[:6], log[-5:], b"\0" in log) == (b"first\n", b"last\n", False)
+    assert b"bytes of this log were dropped here" in log
+    assert "logs/ranks/0.log.sparse" not in keys(s3)
+    assert found.notes == ("ranks/0.log.sparse: 200 MiB, of which 0 MiB were written",)
+    assert found.phase is CopyPhase.INCOMPLETE
 
 
 DENIED = refusal("403 Forbidden", "AccessDenied", "User: x is not authorized")
@@ -177,35 +190,28 @@ def test_only_regular_files_that_stay_the_same_are_copied(s3: S3, tmp_path: Path
             (tmp_path / "grows").write_text("ab")
 
     s3.answer = grow
-    wanted = {
-        "bucket": BUCKET,
-        "seconds": 30.0,
-        "files": [
-            {"number": number, "path": f"{tmp_path}/{name}", "key": name, "metadata": {}}
-            for number, name in enumerate(names)
-        ],
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", "from agent.s3 import upload; upload.main()"],
-        input=json.dumps(wanted).encode(),
-        stdout=subprocess.PIPE,
-        check=True,
-        env={
-            "PYTHONPATH": str(ROOT / "infra" / "node"),
-            "AWS_ENDPOINT_URL_S3": s3.url,
-            "AWS_ACCESS_KEY_ID": "a",
-            "AWS_SECRET_ACCESS_KEY": "b",
-            "CLOUDDDP_METADATA": "127.0.0.1:1",  # there is none
-        },
-    )
-    found = [json.loads(line) for line in done.stdout.splitlines() if line]
-    assert sorted(found, key=lambda one: one["number"]) == [
-        {"number": 0, "size": 4},
-        {"number": 1, "lost": "Too many levels of symbolic links"},
-        {"number": 2, "lost": "not a regular file"},
-        {"number": 3, "lost": "it changed while it was copied"},
-        {"number": 4, "lost": "No such file or directory"},
+    files = [
+        {"number": number, "path": f"{tmp_path}/{name}", "key": name, "metadata": {}, "is_log": True}
+        for number, name in enumerate(names)
     ]
+    env = {
+        "PYTHONPATH": str(ROOT / "infra" / "node"),
+        "AWS_ENDPOINT_URL_S3": s3.url,
+        "AWS_ACCESS_KEY_ID": "a",
+    }
+    out = subprocess.check_output(
+        [sys.executable, "-c", "from agent.s3 import upload; upload.main()"],
+        input=json.dumps({"bucket": BUCKET, "seconds": 30.0, "files": files}).encode(),
+        env={**env, "AWS_SECRET_ACCESS_KEY": "b", "CLOUDDDP_METADATA": "127.0.0.1:1"},  # there is none
+    )
+    found = [json.loads(line) for line in out.splitlines() if line]
+    assert {one["number"]: one.get("size") or one["lost"] for one in found} == {
+        0: 4,
+        1: "Too many levels of symbolic links",
+        2: "not a regular file",
+        3: "it changed while it was copied",
+        4: "No such file or directory",
+    }
 
 
 def test_credentials_are_those_of_the_role_and_stay_in_the_upload(node: Node, s3: S3) -> None:

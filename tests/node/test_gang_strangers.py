@@ -14,15 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, environ, free_port, gang_of, until
+from support.agentnode import FOREVER, HANG_GUARD, WAITING, alive, environ, free_port, until
 from support.exposed import command_lines, files_with
 from support.gangs import Make
 
 from agent.gang.mesh import PURPOSE, Mesh
 from agent.node.link import HELLO as HELLO_SECONDS
 from agent.node.link import MAX_STRANGERS, Link, Server
-from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.gang import Gang, Kind, Message, Observed, Report
+from cloudddp.agent.protocol.gang import Gang, Kind, Observed, PeerMessage, Report
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase, Peer
 
@@ -123,14 +122,13 @@ class Recorder:
                 continue
             except OSError:
                 return
-            for one, other, record in ((client, server, True), (server, client, False)):
+            for one, other, record in ((client, server, self.recorded), (server, client, bytearray())):
                 threading.Thread(target=self._forward, args=(one, other, record), daemon=True).start()
 
-    def _forward(self, one: socket.socket, other: socket.socket, record: bool) -> None:
+    def _forward(self, one: socket.socket, other: socket.socket, record: bytearray) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
-                if record:
-                    self.recorded += data
+                record += data
                 other.sendall(data)
         for side in (one, other):
             with contextlib.suppress(OSError):
@@ -151,13 +149,10 @@ def test_node_that_accepts_and_never_answers_is_named(gangs: Make) -> None:
 def test_node_of_another_job_is_named(gangs: Make) -> None:
     job = gangs(2, join=3.0)
     other = replace(job.gang, secret="x" * 64)
-    replies = job.start_requests(
-        {
-            job[0]: job[0].starting("pass", gang=job.gang),
-            job[1]: job[1].starting("pass", first_rank=1, gang=other),
-        }
-    )
-    for number, reply in replies.items():
+    begun = {
+        job[k]: job[k].starting("pass", first_rank=k, gang=gang) for k, gang in enumerate((job.gang, other))
+    }
+    for number, reply in job.start_requests(begun).items():
         assert reply.unreachable is not None
         assert reply.unreachable.to == {1 - number: "it proves another secret: it belongs to another job"}
 
@@ -171,11 +166,9 @@ def test_connection_that_is_never_answered_is_opened_again_and_a_replayed_one_do
     recorder = Recorder(job.gang.peers[1])
     seen_by_0 = replace(job.gang, peers=(job.gang.peers[0], Peer(1, "127.0.0.1", recorder.port)))
     try:
+        gangs_seen = enumerate((seen_by_0, job.gang))
         job.start_requests(
-            {
-                job[0]: job[0].starting(WAITING, gang=seen_by_0),
-                job[1]: job[1].starting(WAITING, first_rank=1, gang=job.gang),
-            }
+            {job[k]: job[k].starting(WAITING, first_rank=k, gang=gang) for k, gang in gangs_seen}
         )
         pids = [job.pids(number) for number in range(2)]
         until(lambda: recorder.recorded.count(b"heartbeat") > 1)
@@ -213,7 +206,7 @@ class Broken:
             self._mesh.poll(0.0 if self.floods else 0.02)
             if connected and time.monotonic() > heartbeat:
                 heartbeat = time.monotonic() + 0.3
-                self._mesh.send(Message(Kind.READY))
+                self._mesh.send(PeerMessage(Kind.READY))
             for _ in range(20 if self.floods else 0):
                 self._mesh.send(FLOOD)
             self._mesh.flush(1.0)
@@ -225,7 +218,7 @@ class Broken:
 
 
 # Of the next attempt: it has to wait for that. tests/unit/test_gang_step.py has other attempts.
-FLOOD = Message(
+FLOOD = PeerMessage(
     Kind.ENDED, attempt=1, report=Report(False, (Observed(Failure(1, Cause.RANK), 0.0, ("x" * 1000,) * 50),))
 )
 
@@ -252,9 +245,6 @@ def test_memory_of_an_agent_is_bounded(gangs: Make) -> None:
         broken.close()
 
 
-# -- the secret ----------------------------------------------------------------------------------------------
-
-
 def test_secret_of_the_gang_is_in_no_file_and_no_command_line_nor_the_environment_of_a_rank(
     gangs: Make,
 ) -> None:
@@ -270,12 +260,6 @@ def test_secret_of_the_gang_is_in_no_file_and_no_command_line_nor_the_environmen
     job[0].cancel()
     job.verdict()
     assert files_with(job.gang.secret, *homes) == []
-
-
-def test_gang_that_names_a_node_twice_is_refused() -> None:
-    peer = gang_of().peers[0]
-    with pytest.raises(ProtocolError, match="twice"):
-        Gang((peer, peer), "0" * 64)
 
 
 def test_refused_connection_leaves_no_thread() -> None:

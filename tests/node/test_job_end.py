@@ -11,6 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.agentnode import WAITING, Node, alive, first_of, until
@@ -19,7 +20,7 @@ from support.programs import first_on_path
 
 from agent.node import store
 from agent.ranks import attempt, causes
-from agent.ranks.attempt import Attempt, Look
+from agent.ranks.attempt import Attempt
 from agent.ranks.causes import Kernel
 from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord, Verdict
@@ -45,34 +46,27 @@ def test_exit_code_is_that_of_the_rank(
     assert (found.phase, found.exit_code) == (phase, exit_code)
     (record,) = found.ranks
     assert (record.rank, record.exit_code, record.signal) == (0, exit_code, number)
-    assert found.started is not None
-    assert record.ended is not None
-    assert found.ended is not None
-    assert found.started <= record.ended <= found.ended
+    times: list[Any] = [found.started, record.ended, found.ended]
+    assert times == sorted(times)
 
 
-def test_rank_that_cannot_start_is_explained_in_its_log(node: Node) -> None:
+def test_rank_or_launcher_that_cannot_start_is_explained(node: Node) -> None:
     node.start(processes=[Process((), ("no-such-program",), RANK_ZERO)])
     found = node.follow()
-    assert found.state.exit_code == 127
-    assert b"no-such-program" in found.logs[0]
-
-
-def test_launcher_that_cannot_start_is_the_cause(node: Node) -> None:
-    node.start(processes=[Process(("/no/such/python",), ("x",), {})])
-    state = node.follow().state
+    assert (found.state.exit_code, b"no-such-program" in found.logs[0]) == (127, True)
+    node.start(processes=[Process(("/no/such/python",), ("x",), {})], job="job-2")
+    state = node.follow("job-2").state
     assert (state.exit_code, first_of(state).cause) == (127, Cause.START)
     assert "/no/such/python" in first_of(state).detail
 
 
-def test_launcher_failure_after_all_ranks_finished_is_ignored(node: Node) -> None:
+def test_launcher_that_ends_after_or_without_its_ranks(node: Node) -> None:
+    """Its failure after them is ignored; without all of them, exit code 0 is a failure."""
     node.start(processes=[Process(("sh", "-c", '"$@"; exit 1', "sh"), ("true",), RANK_ZERO)])
     assert node.follow().state.phase is JobPhase.SUCCEEDED
-
-
-def test_launcher_that_exits_0_without_its_ranks_is_a_failure(node: Node) -> None:
-    node.start(processes=[Process(("sh", "-c", '"$@"', "sh"), ("true",), RANK_ZERO)], ranks=2)
-    found = node.follow().state
+    lacking = Process(("sh", "-c", '"$@"', "sh"), ("true",), RANK_ZERO)
+    node.start(processes=[lacking], ranks=2, job="job-2")
+    found = node.follow("job-2").state
     assert (found.phase, found.exit_code) == (JobPhase.FAILED, 1)
 
 
@@ -133,8 +127,8 @@ def test_launcher_that_fails_during_a_look_has_failed(attempted: Attempt, polls:
     with EndsWhenAsked([sys.executable, "-c", "raise SystemExit(1)"]) as child:
         child.polls = polls
         attempted._children.append(child)
-        found = until(lambda: (look := attempted.look()) is not Look.RUNNING and look)
-    assert found is Look.FAILED
+        failed, _ = until(lambda: any(look := attempted.look()) and look)
+    assert failed
 
 
 def test_record_that_is_replaced_in_the_tick_in_which_it_was_read_is_read_again(
@@ -146,10 +140,10 @@ def test_record_that_is_replaced_in_the_tick_in_which_it_was_read_is_read_again(
         attempted._children.append(child)
         store.write(job_folder / "ranks" / "0.json", own)
         tick = (job_folder / "ranks").stat().st_mtime_ns
-        assert attempted.look() is Look.RUNNING
+        assert attempted.look() == (False, False)
         store.write(job_folder / "ranks" / "0.json", RankRecord(0, 3, 1.0, at=1.0))
         os.utime(job_folder / "ranks", ns=(tick, tick))
-        assert attempted.look() is Look.FAILED
+        assert attempted.look() == (True, False)
         child.communicate(b"\n")
 
 
@@ -184,21 +178,15 @@ def test_error_of_the_driver_since_the_job_began(folder: Path, kernel_log: Path)
         "[  102.500000] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
         "[  102.500002] NVRM: Xid (PCI:0000:a0:1d): 79, pid=10, name=python, GPU has fallen off the bus.\n"
     )
+    xid = "NVIDIA driver: Xid 79 (PCI:0000:a0:1d)"
     found = causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0))
-    assert (found.failure.cause, found.failure.detail) == (
-        Cause.RANK,
-        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d)",
-    )
+    assert (found.failure.cause, found.failure.detail) == (Cause.RANK, xid)
     assert found.last_lines[-1] == "RuntimeError: CUDA error: unspecified launch failure"
     error = replace(FAILED, error="RuntimeError: CUDA error")
-    assert causes.of_rank(folder, 1, error, Kernel(0, 100.0)).failure.detail == (
-        "NVIDIA driver: Xid 79 (PCI:0000:a0:1d); RuntimeError: CUDA error"
-    )
-
-
-def test_driver_without_errors_is_no_cause(folder: Path, kernel_log: Path) -> None:
+    found = causes.of_rank(folder, 1, error, Kernel(0, 100.0))
+    assert found.failure.detail == f"{xid}; RuntimeError: CUDA error"
     kernel_log.write_text("[   50.000001] NVRM: Xid (PCI:0000:10:1c): 31, pid=7, name=python\n")
-    assert causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0)).failure.detail == ""
+    assert causes.of_rank(folder, 1, FAILED, Kernel(0, 100.0)).failure.detail == "", "it is older"
 
 
 @pytest.mark.parametrize(
@@ -217,12 +205,7 @@ def test_oom_killer_is_the_cause_if_it_has_ended_a_process_since_the_job_began(
 
 @pytest.mark.parametrize(
     ("code", "before", "cause"),
-    [
-        (-int(signal.SIGKILL), -1, Cause.MEMORY),  # the kernel has counted a kill since
-        (-int(signal.SIGKILL), 1 << 40, Cause.LAUNCHER),
-        (-int(signal.SIGSEGV), -1, Cause.LAUNCHER),
-        (1, -1, Cause.LAUNCHER),
-    ],
+    [(-int(signal.SIGKILL), -1, Cause.MEMORY), (-int(signal.SIGKILL), 1 << 40, Cause.LAUNCHER)],
 )
 def test_oom_killer_is_named_as_the_cause_of_a_killed_launcher(
     tmp_path: Path, code: int, before: int, cause: Cause
@@ -244,7 +227,6 @@ def ended(node: Node) -> Verdict:
     [
         ("print('finished')", (Cause.EXIT, 134, 6, "")),
         ("raise ValueError('x')", (Cause.RANK, 1, None, "ValueError: x; its process aborted while exiting")),
-        ("os.abort()", (Cause.RANK, 134, 6, "")),
     ],
 )
 def test_process_that_aborts_while_it_exits(
@@ -260,15 +242,11 @@ def test_process_that_aborts_while_it_exits(
 
 def test_stack_of_the_thread_that_crashed_is_at_the_end(node: Node) -> None:
     """faulthandler writes those of all other threads before it."""
-    script = "import ctypes, threading, time\nprint('before', flush=True)\nfor _ in range(20):\n"
-    script += (
-        "    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nctypes.string_at(0)\n"
-    )
-    node.start(script, env={"PYTHONFAULTHANDLER": "1"})
+    thread = "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
+    script = f"import ctypes, threading, time\nprint('before', flush=True)\nfor _ in range(20): {thread}\n"
+    node.start(f"{script}ctypes.string_at(0)\n", env={"PYTHONFAULTHANDLER": "1"})
     last = "\n".join(ended(node).last_lines)
-    assert "before" in last
-    assert "Current thread" in last
-    assert "in <module>" in last
+    assert [part for part in ("before", "Current thread", "in <module>") if part not in last] == []
 
 
 def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
@@ -279,9 +257,7 @@ def test_lost_connection_is_no_cause_beside_an_own_exception() -> None:
     assert not causes.is_consequence(Observed(failure, 0.0, (*own, *gloo)))
 
 
-ERROR = (
-    '{"message": {"message": "ValueError: labels out of range", "extraInfo": {"timestamp": "1795460000"}}}'
-)
+ERROR = '{"message": {"message": "ValueError: labels out of range", "extraInfo": {"timestamp": "179546"}}}'
 
 
 def test_error_file_of_torch_elastic_is_the_detail_of_the_cause(node: Node) -> None:
@@ -292,10 +268,7 @@ def test_error_file_of_torch_elastic_is_the_detail_of_the_cause(node: Node) -> N
     assert (first.rank, first.exit_code, first.detail) == (0, 1, "ValueError: labels out of range")
 
 
-@pytest.mark.parametrize(
-    ("text", "detail"),
-    [("{", ""), ("[]", ""), ('{"message": 3}', "3"), ("[" * 100_000, ""), ("x" * (2 << 20), "")],
-)
+@pytest.mark.parametrize(("text", "detail"), [("{", ""), ('{"message": 3}', "3")])
 def test_error_file_in_another_format(tmp_path: Path, text: str, detail: str) -> None:
     (tmp_path / "error.json").write_text(text)
     assert causes.elastic_error(str(tmp_path / "error.json")) == detail

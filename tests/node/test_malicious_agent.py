@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 from support import streams
-from support.badanswers import BAD_FRAMES, BAD_JOBS, BAD_PROBES, JUNK
 from support.harness import TIMEOUT
 from support.streams import FINISH, file, listed, stream, tree
 from support.victim import Done, Victim
 
 from cloudddp.agent.protocol import file_steps
+from cloudddp.agent.protocol.transfer import ENDED, READING, UNSEALED, frame
 
 pytestmark = pytest.mark.xdist_group("victim")
 
@@ -31,9 +31,8 @@ OBEYED = re.compile(
 
 def refused(done: Done, *, code: int = 1) -> None:
     assert done.code == code, done.err
-    assert re.search("node 0 sent (an answer that cloudddp cannot read|results)|longer than", done.err), (
-        done.err
-    )
+    why = "node 0 sent (an answer that cloudddp cannot read|results)|longer than"
+    assert re.search(why, done.err), done.err
     assert done.out == ""
     assert_harmless(done)
 
@@ -45,9 +44,8 @@ def assert_harmless(done: Done) -> None:
     for name in ("out.txt", "err.txt"):
         with (done.folder / name).open("rb") as file:
             for piece in iter(lambda: file.read(1 << 20), b""):
-                assert not (found := OBEYED.search(piece)), piece[
-                    max(found.start() - 80, 0) : found.end() + 80
-                ]
+                found = OBEYED.search(piece)
+                assert not found, piece[max(found.start() - 80, 0) : found.end() + 80]
 
 
 COUNTLESS = '{"jobs":[' + ",".join(['{"x":[{},{}]}'] * 590_000) + "]}"  # 8 MB
@@ -56,14 +54,14 @@ COUNTLESS = '{"jobs":[' + ",".join(['{"x":[{},{}]}'] * 590_000) + "]}"  # 8 MB
 @pytest.mark.parametrize(
     ("step", "answer", "verb"),
     [
-        ("probe", BAD_PROBES["deep in a key"], "sync"),
+        ("probe", '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "sync"),
         ("jobs", COUNTLESS, "jobs"),
-        ("jobs", BAD_JOBS["id leaves the folder"], "pull"),
-        ("follow", BAD_FRAMES["a frame of 100 GB"], "logs -f"),
+        ("jobs", '{"jobs": [{"job": "z/../../.ssh", "node": 0, "phase": "running", "ranks": []}]}', "pull"),
+        ("follow", b"Traceback: more\n", "logs -f"),
         ("kill", '{"ended": "x"}', "cancel"),
         ("receive", "#!head -c 100 > /dev/null; echo '{\"written\": {}}'", "launch done.py"),
-        ("setup", JUNK["deep"], "launch done.py"),
-        ("start", JUNK["no JSON"], "launch done.py"),
+        ("setup", "[" * 100_000, "launch done.py"),
+        ("start", "hello\n", "launch done.py"),
         ("pack", streams.attack("zeros-without-end"), "pull runs"),
         ("pack", streams.attack("dot-dot"), "pull runs"),
         ("probe", "#!cat /dev/zero", "sync"),
@@ -90,10 +88,12 @@ def test_invalid_reply_is_refused(
 
 
 @pytest.mark.parametrize(
-    "frames", ['reading {"at": "x"}\n', "end\n", "hello\n"], ids=["type", "another step", "junk"]
+    "frames",
+    [frame(UNSEALED, READING, body=b'{"at": "x"}'), frame(UNSEALED, ENDED), b"hello\n" * 9],
+    ids=["type", "another step", "junk"],
 )
-def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Victim, frames: str) -> None:
-    victim.answers("readings", frames)
+def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Victim, frames: bytes) -> None:
+    victim.answers("readings", [frames])
     done = victim("top", "--once")
     assert "node 0 sent an answer that cloudddp cannot read" in (done.folder / "out.txt").read_text()
     assert_harmless(done)
@@ -110,7 +110,7 @@ def test_cancel_of_a_job_that_goes_on_is_an_error(victim: Victim) -> None:
 
 def test_node_that_may_still_run_a_failed_launch_is_named(victim: Victim) -> None:
     for step in ("start", "kill"):
-        victim.answers(step, JUNK["no JSON"])
+        victim.answers(step, "hello\n")
     done = victim("launch", "done.py")
     refused(done)
     assert re.search(r"warning: job \S+ may still run on node 0; cancel it", done.err), done.err
@@ -144,18 +144,8 @@ def test_agent_changed_during_a_job_is_shipped_again_to_end_it(victim: Victim) -
     assert "the launcher" not in err
 
 
-ESCAPES = [
-    r"\x1b]0;owned\x07",
-    r"\x1b]52;c;b3duZWQ=\x07",
-    r"\x1b[2J\x1b[H",
-    r"\x9b2J",
-    r"\u202etxt.exe",
-    r"\u2066a\u2069",
-    r"\x08\x08ok",
-    r"\x1b[8mhidden",
-    r"\x1bP+q544e\x1b\\",
-    r"\u200b",
-]
+ESCAPES = r"""\x1b]0;owned\x07 \x1b]52;c;b3duZWQ=\x07 \x1b[2J\x1b[H \x9b2J \u202etxt.exe \u2066a\u2069
+    \x08\x08ok \x1b[8mhidden \x1bP+q544e\x1b\\ \u200b""".split()
 
 
 def test_escape_sequences_of_ranks_are_escaped(victim: Victim) -> None:
@@ -200,18 +190,8 @@ def test_names_and_notes_are_escaped(victim: Victim, tmp_path: Path) -> None:
     evil = "runs/\x1b]0;owned\x07\u202egpj.\n.exe"
     missing = file_steps.left_out("\x1b]52;c;x\x07", "", counts=False)
     out_of = file_steps.left_out("\x1b[2Ka\x9b1m\r", "\x07", counts=False)
-    victim.answers(
-        "pack",
-        stream(
-            file(evil),
-            file("runs/\udcff"),
-            file("runs/cloudddp.toml\u202e\x1b[2J"),
-            listed("runs/\x1b/cloudddp.toml"),
-            out_of,
-            missing,
-            FINISH,
-        ),
-    )
+    files = (file(evil), file("runs/\udcff"), file("runs/cloudddp.toml\u202e\x1b[2J"))
+    victim.answers("pack", stream(*files, listed("runs/\x1b/cloudddp.toml"), out_of, missing, FINISH))
     done = victim("pull", "--to", str(tmp_path / "to"))
     assert done.code == 1, done.err
     assert not {"\x1b", "\x07", "\x9b", "\u202e", "\r"} & set(done.out + done.err)

@@ -22,20 +22,11 @@ from agent.files.selection import NewFile, choose
 from agent.files.tree import Found
 from agent.node import store
 from agent.steps.pack import Item, Packer, listings
-from cloudddp.agent.protocol import file_steps
+from cloudddp.agent.protocol import file_steps, results
 from cloudddp.agent.protocol.codec import encode
 from cloudddp.agent.protocol.file_steps import PackRequest
 from cloudddp.agent.protocol.manifest import LINK, Entry
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.results import (
-    MAX_LEFT,
-    MAX_PLACES,
-    LeftFile,
-    NewFiles,
-    NewFilesReply,
-    NewFilesRequest,
-    PulledRequest,
-)
 
 LINK_TO = (
     "far = os.path.abspath('../far')\n"
@@ -51,11 +42,11 @@ def ran(node: Node, code: str, job: str = "job-1") -> None:
 
 def new_files(
     node: Node, job: str = "", *, outputs: tuple[str, ...] = ("runs",), scratch: tuple[str, ...] = ()
-) -> NewFilesReply:
-    return node.call(NewFilesRequest("p", outputs, scratch, node.id(job) if job else ""))
+) -> results.NewFilesReply:
+    return node.call(results.NewFilesRequest("p", outputs, scratch, node.id(job) if job else ""))
 
 
-def counts(found: NewFiles) -> dict[str, int]:
+def counts(found: results.NewFiles) -> dict[str, int]:
     return {path.name: path.files for path in found.paths}
 
 
@@ -111,12 +102,10 @@ def test_file_belongs_to_the_latest_job_that_could_have_written_it(node: Node) -
     """Also one in a folder that is moved into the project after a pull."""
     ran(node, "write('runs/one'); write('runs/both'); write(far + '/model.pt')\n")
     ran(node, "write('runs/two'); write('runs/both')\n", job="job-2")
-    assert [(one.job, one.outputs.files) for one in new_files(node).jobs] == [
-        (node.id(), 1),
-        (node.id("job-2"), 2),
-    ]
+    found_now = {one.job: one.outputs.files for one in new_files(node).jobs}
+    assert found_now == {node.id(): 1, node.id("job-2"): 2}
     assert [one.job for one in new_files(node, "job-2").jobs] == [node.id("job-2")]
-    node.call(PulledRequest("p", (".",), new_files(node).time_ns))
+    node.call(results.PulledRequest("p", (".",), new_files(node).time_ns))
     assert new_files(node).jobs == ()
     ran(node, "os.rename(far, 'runs/final')\n", job="job-3")
     found = {one.job: counts(one.outputs) for one in new_files(node).jobs}
@@ -128,7 +117,7 @@ def test_pulled_file_counts_again_only_after_a_change(node: Node) -> None:
     at = new_files(node).time_ns
 
     def mark(*names: str) -> None:
-        node.call(PulledRequest("p", names, at))
+        node.call(results.PulledRequest("p", names, at))
 
     mark("runs/", "out/b")
     (one,) = new_files(node).jobs
@@ -150,7 +139,15 @@ def test_running_job_is_reported(node: Node) -> None:
 def test_reply_names_a_limited_number_of_paths(node: Node) -> None:
     ran(node, "for k in range(3000): write(f'file {k}' + 'n' * 200)\n")
     (one,) = new_files(node).jobs
-    assert (one.others.files, len(one.others.paths)) == (3000, MAX_PLACES)
+    assert (one.others.files, len(one.others.paths)) == (3000, results.MAX_PLACES)
+
+
+def beside(folder: Path, files: int) -> Path:
+    """Return a project with a link to a folder of that many files."""
+    put(folder, {f"far/{number}": "" for number in range(files)})
+    (folder / "project").mkdir()
+    (folder / "project" / "data").symlink_to(folder / "far")
+    return folder / "project"
 
 
 # -- what a pull leaves out: it is not recorded as pulled ----------------------------------------------------
@@ -177,15 +174,8 @@ SENT: dict[str, tuple[str, dict[str, str], list[str]]] = {
         "link('a', far + '/last'); link(far + '/a', far + '/absolute'); link('../far2', far + '/more')\n"
         "link('../../far', 'runs/far'); link('../../far/a', 'runs/a'); link('../elsewhere', 'runs/in')\n"
         "link('d', 'runs/last')",
-        {
-            **{f"runs/far/{name}": found for name, found in {"a": "x", "last": "-> a"}.items()},
-            "runs/far/absolute": "-> a",
-            "runs/far/more/b": "x",
-            "runs/a": "x",
-            "runs/in/c": "x",
-            "runs/d": "x",
-            "runs/last": "-> d",
-        },
+        dict.fromkeys(("runs/far/a", "runs/far/more/b", "runs/a", "runs/in/c", "runs/d"), "x")
+        | {"runs/far/last": "-> a", "runs/far/absolute": "-> a", "runs/last": "-> d"},
         [],
     ),
     "outputs that are a link": ("write(far + '/a'); link(far, 'runs')", {"runs/a": "x"}, []),
@@ -229,28 +219,22 @@ def test_folder_with_more_old_files_than_are_checked_counts_as_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A result may be among those that were not checked."""
-    put(tmp_path, {f"far/{number}": "" for number in range(4)})
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
-    out: list[tuple[str, bool]] = []
+    project, out = beside(tmp_path, 4), list[tuple[str, bool]]()
 
     def left_out(name: str, reason: str, *, counts: bool = True) -> None:
         out.append((name, counts))
 
     for most in (4, 2):
         monkeypatch.setattr(tree, "MAX_OLD", most)
-        assert len([*tree.Tree(str(tmp_path / "project"), ["."], left_out, since=1 << 62).below(".")]) == 1
+        assert len([*tree.Tree(str(project), ["."], left_out, since=1 << 62).below(".")]) == 1
     assert out == [("data", False), ("data", True)]
 
 
 def test_search_among_old_files_has_a_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "ROOT", tmp_path / "state")
-    put(tmp_path, {f"far/{number}": "" for number in range(5)})
-    (tmp_path / "project").mkdir()
-    (tmp_path / "project" / "data").symlink_to(tmp_path / "far")
     clock = itertools.count()
     monkeypatch.setattr(scan, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    found = scan.Scan(tmp_path / "project", (), (), 1 << 62, seconds=4)
+    found = scan.Scan(beside(tmp_path, 5), (), (), 1 << 62, seconds=4)
     assert [*found] == []
     assert found.late
 
@@ -265,37 +249,32 @@ def test_number_of_links_that_are_followed_inside_one_another_is_limited(node: N
 
 def test_what_was_left_out_is_not_pulled(node: Node) -> None:
     ran(node, "write('runs/a'); write('runs/b/1'); write('runs/b/2')")
-    at = node.call(NewFilesRequest("p", ("runs",), ())).time_ns + 10**9
-    node.call(PulledRequest("p", ("runs",), at, (LeftFile("runs/b", "no space"), LeftFile("runs/gone", "?"))))
-    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    at = new_files(node).time_ns + 10**9
+
+    def pulled(name: str, *skipped: tuple[str, str]) -> None:
+        node.call(
+            results.PulledRequest("p", (name,), at, tuple(results.SkippedFile(*one) for one in skipped))
+        )
+
+    pulled("runs", ("runs/b", "no space"), ("runs/gone", "?"))
+    reply = new_files(node)
     assert [(one.outputs.files, one.others.files) for one in reply.jobs] == [(2, 0)]
-    assert reply.left == (LeftFile("runs/b", "no space"),)
-    node.call(PulledRequest("p", ("runs/b/1",), at))
+    assert reply.left == (results.SkippedFile("runs/b", "no space"),)
+    pulled("runs/b/1")
     assert new(node) == {"runs": 2}, "the folder was left out"
-    node.call(PulledRequest("p", ("runs/b",), at))
+    pulled("runs/b")
     assert new(node) == {}
-    many = tuple(LeftFile(f"runs/{k}", "?") for k in range(MAX_LEFT))
-    node.call(PulledRequest("p", ("runs",), at, many))
-    node.call(PulledRequest("p", ("other",), at, (LeftFile("other/x", "?"),)))
+    pulled("runs", *((f"runs/{k}", "?") for k in range(results.MAX_LEFT)))
+    pulled("other", ("other/x", "?"))
     assert new(node) == {"runs": 3}, "more than are remembered: nothing counts as pulled"
 
 
 def test_unreadable_folder_is_reported(node: Node, tmp_path: Path) -> None:
     ran(node, "write('out/a'); os.chmod('out', 0)")
     node.python = file_modes.with_modes_applied(tmp_path)
-    reply = node.call(NewFilesRequest("p", ("runs",), ()))
+    reply = new_files(node)
     (node.project / "out").chmod(0o755)
-    assert reply.left == (LeftFile("out", "Permission denied"),)
-
-
-def test_more_left_out_files_than_are_named_are_announced(node: Node) -> None:
-    ran(node, "os.makedirs('runs'); [os.mkfifo(f'runs/{k}') for k in range(1200)]")
-    found = packed(node)
-    assert found.notes[-1] == "and 951 more"
-    assert found.lost is None
-
-
-# -- how files are sent -------------------------------------------------------------------------------------
+    assert reply.left == (results.SkippedFile("out", "Permission denied"),)
 
 
 def evidence(node: Node) -> Sent:
@@ -312,9 +291,9 @@ def test_sparse_file_in_the_folder_of_a_job_is_left_out_and_named(node: Node) ->
             file.truncate(1 << 40)
     found = evidence(node)
     assert found.files == {"ranks/0.log": "a line\n"}
+    why = "1048576 MiB, of which 0 MiB were written"
     assert sorted(found.notes) == [
-        f"left out {name}: 1048576 MiB, of which 0 MiB were written"
-        for name in ("flight-recorder/rank_0", "ranks/1.log")
+        f"left out {name}: {why}" for name in ("flight-recorder/rank_0", "ranks/1.log")
     ]
 
 
@@ -325,8 +304,7 @@ def test_log_whose_middle_was_dropped_is_sent_without_the_hole(node: Node) -> No
         file.seek(1 << 40)
         file.write(b"b" * 10_000)
     found = evidence(node)
-    assert found.files == {"ranks/0.log": "a" * 4096 + "b" * 10_000}
-    assert found.notes == []
+    assert (found.files, found.notes) == ({"ranks/0.log": "a" * 4096 + "b" * 10_000}, [])
 
 
 def test_file_with_a_time_that_no_frame_holds_is_sent(node: Node) -> None:
@@ -351,27 +329,27 @@ def test_path_that_is_too_long_to_be_read_is_named(node: Node) -> None:
 
 def test_long_targets_of_links_are_spread_over_listings() -> None:
     info, target = os.stat_result((0o120777, *[0] * 9)), "t" * 4000
-    items = [
-        Item(Found(f"{number:05}", "", info, target), Entry(LINK, 0, 0, 0, target), "")
-        for number in range(10_000)
-    ]
-    found = list(listings(items))
+    names, entry = [f"{number:05}" for number in range(10_000)], Entry(LINK, 0, 0, 0, target)
+    found = list(listings([Item(Found(name, "", info, target), entry, "") for name in names]))
     assert all(len(encode(one)) < file_steps.MAX_LISTING_TEXT for one in found)
-    assert [path for one in found for path, _ in one.entries()] == [item.found.name for item in items]
+    assert [path for one in found for path, _ in one.entries()] == names
 
 
-def test_entry_that_a_changing_folder_yields_twice_is_listed_once(
+def test_more_left_out_files_than_are_named_are_announced_and_an_entry_is_listed_once(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a", "b"):
-        (node.project / name).write_text(name)
+    """A folder that changes may yield an entry twice."""
+    put(node.project, {"twice/a": "a", "twice/b": "b", "runs/x": "x"})
+    for number in range(1200):
+        os.mkfifo(node.project / "runs" / str(number))
+    found = packed(node)
+    assert (found.notes[-1], found.lost) == ("and 951 more", None)
     scandir = os.scandir
     monkeypatch.setenv("HOME", str(node.home))
-    monkeypatch.setattr(
-        os, "scandir", lambda path: contextlib.closing(one for one in list(scandir(path)) for _ in range(2))
-    )
-    packer = Packer(PackRequest("p", (".",)))
-    assert [item.found.name for item in packer.found()] == ["a", "b"]
+    twice = lambda path: contextlib.closing(one for one in list(scandir(path)) for _ in range(2))  # noqa: E731
+    monkeypatch.setattr(os, "scandir", twice)
+    listed = Packer(PackRequest("p", ("twice",))).found()
+    assert [item.found.name for item in listed if not item.is_folder] == ["twice/a", "twice/b"]
 
 
 # -- which new files a pull takes where there are more than its limit ----------------------------------------
@@ -395,12 +373,10 @@ MIB = 1 << 20
     ],
 )
 def test_newest_checkpoints_come_first_and_data_folders_last(files: dict[str, int], left: set[str]) -> None:
-    new = [
-        NewFile(
-            0, "", Found(name, name, os.stat_result([0] * 6 + [size * MIB, 0, at, 0])), name == "pulled.pt"
-        )
-        for at, (name, size) in enumerate(files.items(), 1)
-    ]
+    new = []
+    for at, (name, size) in enumerate(files.items(), 1):
+        info = os.stat_result([0] * 6 + [size * MIB, 0, at, 0])
+        new.append(NewFile(0, "", Found(name, name, info), name == "pulled.pt"))
     taken, rest = choose(new, 4 * MIB)
     assert set(rest) == left
     found = [*taken, *(one for below in rest.values() for one in below)]

@@ -12,7 +12,8 @@ import pytest
 from support.agentnode import FOREVER, SAVES, Node, first_of, until
 from support.imds import Metadata
 
-from agent.node import deadline, imds
+from agent.jobs import poweroff
+from agent.node import imds
 from agent.watch import notices
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -81,8 +82,8 @@ def test_deadline_is_announced_once_and_again_where_it_was_moved(
     assert watch.announcement(90.0) is None
     found = [watch.announcement(110.0) for _ in range(2)]
     assert [one and one.detail for one in found] == ["the cluster's deadline is at 12:00", None]
-    monkeypatch.setattr(deadline, "MOVED", tmp_path / "deadline")
-    deadline.MOVED.write_text(f"{time.time() + 95.0:.0f}\n")
+    monkeypatch.setattr(poweroff, "MOVED", tmp_path / "deadline")
+    poweroff.MOVED.write_text(f"{time.time() + 95.0:.0f}\n")
     assert [watch.announcement(110.0) is None for _ in range(2)] == [False, True]
 
 

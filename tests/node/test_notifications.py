@@ -63,9 +63,8 @@ def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, 
     assert found["usd"] == pytest.approx(10 * max(found["seconds"], 60), abs=0.6)
     expected = {"job": gang[0].id(), "cluster": "demo", "node": 1, "rank": 1, "exit_code": 1}
     assert {name: found[name] for name in expected} == expected
-    assert found["text"] == found["content"]
-    assert found["text"] == (
-        f"[failed] script.py (job {gang[0].id()}) on cluster demo after "
+    assert (
+        found["text"] == found["content"] == f"[failed] script.py (job {gang[0].id()}) on cluster demo after "
         f"{timedelta(seconds=round(found['seconds']))}, at most ${found['usd']:.2f}: "
         "rank 1 on node 1 exited with code 1: RuntimeError: < !channel> no login with ****"
     )
@@ -88,11 +87,9 @@ def test_report_gets_what_programs_wrote_without_values(
     first = Failure(0, Cause.RANK, rank=0, exit_code=1, detail=f"no login with {TOKEN}")
     cut = ("demo" * 300)[: MAX_LINE - 8] + TOKEN[:8]  # as the environment that a program prints
     record.end(Verdict(JobPhase.FAILED, 1, 0, first, ("demo", "second-line", "https://x.test/secret", cut)))
+    lines = ["demo", "****", "****", cut[:-8] + "****"]
     found = json.loads((record.folder / "masked.json").read_text())
-    assert found == {
-        "detail": "no login with ****",
-        "last_lines": ["demo", "****", "****", cut[:-8] + "****"],
-    }
+    assert found == {"detail": "no login with ****", "last_lines": lines}
 
 
 @pytest.mark.parametrize(("status", "tries"), [(500, 2), (404, 1)])
@@ -155,9 +152,6 @@ def test_node_powers_off_after_the_verdict_was_sent(node: Node, hook: Webhook, o
     until(ordered.exists)
 
 
-# -- a command -----------------------------------------------------------------------------------------------
-
-
 def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     """What a rank wrote is data: neither the shell nor the list of processes gets it."""
     command = "env > event; echo said; touch began; while [ ! -e go ]; do sleep 0.05; done; exit 3"
@@ -172,9 +166,8 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
         assert SECRET not in Path(f"/proc/{pid}/cmdline").read_text()
     (node.project / "go").touch()
     until(lambda: "notification of 'failed' was not sent: the command exited with code 3" in log(node))
-    given = dict(
-        line.split("=", 1) for line in (node.project / "event").read_text().splitlines() if "=" in line
-    )
+    lines = (node.project / "event").read_text().splitlines()
+    given = dict(line.split("=", 1) for line in lines if "=" in line)
     expected = {"TOKEN": TOKEN, "CLOUDDDP_EVENT": "failed", "CLOUDDDP_JOB": node.id(), "CLOUDDDP_RANK": "0"}
     expected["CLOUDDDP_DATA_X"] = str(node.project / "x")
     assert {name: given[name] for name in expected} == expected
@@ -192,9 +185,6 @@ def test_command_that_cannot_run_is_noted(node: Node) -> None:
     until(lambda: noted in log(node))
 
 
-# -- before the end ------------------------------------------------------------------------------------------
-
-
 def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook) -> None:
     gang = gangs(2)
     deadline = Deadline(1799.0, "2030-01-01 12:00 UTC")
@@ -207,9 +197,6 @@ def test_deadline_is_announced_by_the_first_node_only(gangs: Make, hook: Webhook
     gang[1].cancel(grace=0.0)
     gang.gone()
     assert hook.wait("deadline", "cancelled")["text"].startswith("[cancelled] script.py")
-
-
-# -- faults --------------------------------------------------------------------------------------------------
 
 
 def test_next_node_sends_the_verdict_where_the_first_one_dies(gangs: Make, hook: Webhook) -> None:

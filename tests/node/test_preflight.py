@@ -40,11 +40,9 @@ def test_gpus_and_drivers_that_differ(gangs: Make, tmp_path: Path) -> None:
         program(bin_folder / "nvidia-smi", lists)
         node.variables["PATH"] = path(bin_folder)
     replies = job.start(FOREVER, FOREVER)
-    expected = (
-        "the number or kind of GPUs differs: 8 x NVIDIA H100 80GB HBM3 on node 0; 7 x NVIDIA H100 80GB HBM3 "
-        "on node 1",
-        "the NVIDIA driver differs: 580.1 on node 0; 570.2 on node 1",
-    )
+    gpus = "; ".join(f"{count} x NVIDIA H100 80GB HBM3 on node {node}" for node, count in enumerate((8, 7)))
+    drivers = "the NVIDIA driver differs: 580.1 on node 0; 570.2 on node 1"
+    expected = (f"the number or kind of GPUs differs: {gpus}", drivers)
     refusals = [reply.unreachable for reply in replies.values()]
     assert {text for one in refusals if one is not None for text in one.problems} == set(expected)
     assert None not in refusals

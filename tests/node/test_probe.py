@@ -57,16 +57,11 @@ def test_probe_waits_for_the_gpus_of_the_type(
 
 def test_gpus_that_are_left_are_counted(node: Node, nvidia_smi: NvidiaSMI) -> None:
     """nvidia-smi(1): exit code 15, a GPU has fallen off the bus."""
-    nvidia_smi.does(
-        "echo 'GPU 0: x'; echo 'Unable to determine the device handle for GPU 0000:00:1E.0'; exit 15"
-    )
+    nvidia_smi.does("echo 'GPU 0: x'; echo 'Unable to determine the device handle for GPU 0000'; exit 15")
     assert node.probe().gpus == 1
-
-
-def test_probe_gives_up_on_missing_gpus_after_the_requested_time(node: Node, nvidia_smi: NvidiaSMI) -> None:
-    nvidia_smi.does("echo 'GPU 0: simulated'")
+    before = nvidia_smi.calls
     assert node.probe(gpus=2, gpu_seconds=0.5).gpus == 1
-    assert nvidia_smi.calls >= 2
+    assert nvidia_smi.calls >= before + 2
 
 
 def test_probe_reports_what_a_job_needs(node: Node) -> None:
@@ -81,9 +76,6 @@ def test_probe_reports_what_a_job_needs(node: Node) -> None:
     assert stat.S_IMODE(node.store.stat().st_mode) == 0o700
     node.start(FOREVER)
     assert node.probe().running == (node.id(),)
-
-
-# -- PyTorch -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -114,10 +106,8 @@ def test_each_gpu_is_used_with_torch_on_request(node: Node, python: Callable[...
     """NVML, and so nvidia-smi and device_count(), list the GPUs of a machine whose fabric manager is down."""
     own = python(TORCH.replace("{broken}", "(1, 3)"))
     found = node.probe(python=own, torch_seconds=60.0)
-    assert (found.torch_gpus, found.torch_error) == (
-        2,
-        "GPU 1: CUDA error: Error 802: system not yet initialized",
-    )
+    error = "GPU 1: CUDA error: Error 802: system not yet initialized"
+    assert (found.torch_gpus, found.torch_error) == (2, error)
     found = node.probe(python=own)
     assert (found.torch_gpus, found.torch_error) == (None, "")
 
@@ -126,10 +116,7 @@ def test_each_gpu_is_used_with_torch_on_request(node: Node, python: Callable[...
 def test_gpus_are_used_again_while_the_fabric_manager_starts(
     node: Node, python: Callable[..., str], tmp_path: Path, seconds: float, usable: int
 ) -> None:
-    begin = (
-        f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', "
-        "'w').close()\n"
-    )
+    begin = f"import os\nBROKEN = () if os.path.exists('{tmp_path}/x') else (2,)\nopen('{tmp_path}/x', 'w')\n"
     own = python(begin + TORCH.replace("{broken}", "BROKEN"))
     found = node.probe(python=own, torch_seconds=60.0, gpu_seconds=seconds)
     assert found.torch_gpus == usable
@@ -144,19 +131,15 @@ def test_python_without_torch_has_no_torch_gpus(node: Node) -> None:
 @pytest.mark.parametrize(
     ("torch", "why"),
     [
-        (
-            "raise ImportError('libcudart.so.13: cannot open')",
-            "exited with 1: ImportError: libcudart.so.13: cannot",
-        ),
+        ("raise ImportError('libcudart.so: cannot')", "exited with 1: ImportError: libcudart.so: cannot"),
         ("import os; print('[]', flush=True); os._exit(0)", "exited with 0: no output"),
     ],
 )
 def test_torch_that_cannot_be_imported_has_no_gpus(
     node: Node, python: Callable[..., str], torch: str, why: str
 ) -> None:
-    found = node.probe(python=python(torch), torch_seconds=2.0 if "sleep" in torch else 60.0)
-    assert found.torch_gpus == 0
-    assert why in found.torch_error
+    found = node.probe(python=python(torch), torch_seconds=60.0)
+    assert (found.torch_gpus, why in found.torch_error) == (0, True)
 
 
 def test_gpus_are_not_used_while_a_job_runs(node: Node, python: Callable[..., str]) -> None:

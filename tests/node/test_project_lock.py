@@ -19,8 +19,10 @@ from agent.jobs import phases
 from agent.node import processes, store
 from cloudddp.agent import client
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.jobs import KillRequest
-from cloudddp.agent.protocol.start import Process, StartRequest
+from cloudddp.agent.protocol.jobs import KillRequest, StateFile
+from cloudddp.agent.protocol.machine import ProbeRequest
+from cloudddp.agent.protocol.phases import JobPhase
+from cloudddp.agent.protocol.start import Process, StartRequest, Work
 from cloudddp.cluster.connect import PROJECT, probe
 from cloudddp.config.spec import Config
 from cloudddp.errors import NodeError
@@ -44,14 +46,16 @@ def two(tmp_path: Path) -> Path:
 def send(synced: LocalCluster, here: Path, job: str = "") -> int:
     """Sync as the launch of `job` does; return the version of the project."""
     files, cluster = project_files.of_config(here, Config()), synced.cluster
-    probes = probe(synced.runner, cluster, manifest=files.digest)
-    versions = sync.update(synced.runner, cluster, probes, Config(), files, lambda _text: None, job=job)
-    return versions[0]
+    probes = probe(synced.runner, cluster, ProbeRequest(PROJECT, "", manifest_digest=files.digest))
+    (node,) = sync.launch_nodes(cluster, probes)
+    sync.update(synced.runner, [node], files, lambda _text: None, max_mb=Config().sync.max_mb, job=job)
+    return node.version
 
 
 def start(synced: LocalCluster, job: str, version: int) -> None:
     rank = Process((), (sys.executable, "train.py"), {"RANK": "0"})
-    request = StartRequest(job, 0, PROJECT, "train.py", {}, (rank,), 1, 0, 1.0, gang_of(1), version=version)
+    work = Work("train.py", {}, (rank,), 1, 0, 1.0)
+    request = StartRequest(job, 0, PROJECT, gang_of(1), work, version=version)
     client.call(synced.runner, 0, request)
 
 
@@ -107,8 +111,10 @@ def write_lease(*, born: str = "", age: float = 0.0) -> None:
 
 
 def write_setup(ended: float | None, exit_code: int | None) -> None:
-    setup = phases.SetupFile(JOB, 0, "x", 1.0, OWN, processes.born(OWN), ended, exit_code)
-    store.write(store.job_folder(JOB) / phases.SETUP_FILE, setup)
+    born = processes.born(OWN)
+    phase = JobPhase.FAILED if exit_code else JobPhase.SETUP
+    setup = StateFile(JOB, 0, phase, 1.0, ended, exit_code, pid=OWN, born=born, script="x")
+    store.write(store.job_folder(JOB) / phases.STATE_FILE, setup)
 
 
 # What has become of a launch whose sync has ended -> whether another one may change the files.

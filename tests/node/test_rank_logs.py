@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import select
@@ -16,13 +17,11 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
 from support.gangs import parent_of
 
-from agent.ranks import rank_log
 from agent.ranks.rank_log import NOTE
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
-from cloudddp.agent.protocol.frames import MAX_PIECE, Frame, Log
+from cloudddp.agent.protocol.frames import Frame, Heartbeat, Log, encode_frame
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
-from cloudddp.agent.protocol.sending import FixedSize
 from cloudddp.agent.protocol.start import Process
 from cloudddp.agent.replies import FrameDecoder
 
@@ -32,11 +31,8 @@ LINE = 32  # bytes
 
 def lines_of(count: int) -> str:
     """A script that writes numbered lines of LINE bytes as fast as it can."""
-    return (
-        "import os\n"
-        f"for k in range(0, {count}, 1000):\n"
-        f"    os.write(1, b''.join(b'%0{LINE - 1}d\\n' % n for n in range(k, k + 1000)))\n"
-    )
+    write = f"os.write(1, b''.join(b'%0{LINE - 1}d\\n' % n for n in range(k, k + 1000)))"
+    return f"import os\nfor k in range(0, {count}, 1000):\n    {write}\n"
 
 
 def numbers(data: bytes) -> list[int]:
@@ -80,22 +76,6 @@ def test_long_log_keeps_its_beginning_and_its_end(node: Node) -> None:
     assert (long.starts[0], numbers_after_note(long.logs[0], begin, end)[0]) == (end, first)
 
 
-def test_hole_that_goes_beyond_what_was_there_when_reading_began_is_skipped(tmp_path: Path) -> None:
-    path, hole = tmp_path / "0.log", (MAX_PIECE, 64 * MAX_PIECE)
-    path.write_bytes(b"a" * 2 * MAX_PIECE)
-    frames = rank_log.new_frames(0, path, 0)
-    assert next(frames).data == b"a" * MAX_PIECE
-    with path.open("r+b") as log:
-        log.truncate(hole[0])
-        log.seek(hole[1])
-        log.write(b"b" * MAX_PIECE)
-        assert rank_log.hole_of(log.fileno()) == hole
-        contents = FixedSize(log.fileno(), 2 * MAX_PIECE, hole)
-        assert (contents.size, contents.read(MIB), contents.read(MIB)) == (MAX_PIECE, b"a" * MAX_PIECE, b"")
-    assert list(frames) == []
-    assert [one.data for one in rank_log.new_frames(0, path, MAX_PIECE)] == [b"b" * MAX_PIECE]
-
-
 def wrapper_of(node: Node) -> int:
     return parent_of(node.rank_pid())
 
@@ -127,29 +107,6 @@ def test_client_that_reads_in_time_gets_everything_of_a_log_that_is_cut(node: No
     assert numbers(data) == list(range(rounds * count))
 
 
-def test_client_that_comes_back_continues_after_the_gap(node: Node) -> None:
-    code = (
-        "import os, time\nos.write(1, b'first\\n')\nwhile not os.path.exists('gate'): time.sleep(0.02)\n"
-        + lines_of(200_000)
-        + FOREVER
-    )
-    node.start(code, log_mb=1)
-    first = until(lambda: (found := node.follow(wait=False)).logs.get(0) and found)
-    assert first.logs == {0: b"first\n"}
-    (node.project / "gate").touch()
-    until(lambda: (node.folder() / "ranks" / "0.log").stat().st_size == 6 + 200_000 * LINE)
-    until(lambda: disk_usage(node.folder() / "ranks" / "0.log") <= MIB)
-    second = node.follow(wait=False, offsets=first.offsets)
-    ((begin, end),) = second.dropped[0]
-    assert second.starts[0] == len(b"first\n")
-    inside = (begin + end) // 2
-    third = node.follow(wait=False, offsets={0: inside})
-    assert third.dropped[0] == [(inside, end)]
-    assert third.logs[0].startswith(b"\n[cloudddp: ")
-    assert second.logs[0].endswith(third.logs[0])
-    assert node.follow(wait=False, offsets=second.offsets).logs == {}
-
-
 def test_nothing_that_a_rank_wrote_is_lost_with_its_wrapper(node: Node) -> None:
     node.start("import os\nos.write(1, b'before\\n')\n" + FOREVER)
     rank = node.rank_pid()
@@ -157,11 +114,7 @@ def test_nothing_that_a_rank_wrote_is_lost_with_its_wrapper(node: Node) -> None:
     os.kill(wrapper_of(node), signal.SIGKILL)
     until(lambda: not alive(rank))
     found = node.follow()
-    assert found.logs[0] == b"before\n"
-    assert found.state.ranks[0].signal == signal.SIGKILL
-
-
-# -- where to begin ----------------------------------------------------------------------------------------
+    assert (found.logs[0], found.state.ranks[0].signal) == (b"before\n", signal.SIGKILL)
 
 
 def test_tail_begins_at_a_line(node: Node) -> None:
@@ -173,22 +126,6 @@ def test_tail_begins_at_a_line(node: Node) -> None:
         assert [[int(word) for word in found.logs[rank].split()] for rank in (0, 1)] == [shown, shown]
     whole = node.follow(tail=1 << 20)
     assert (whole.starts[0], len(whole.logs[0].split())) == (0, 100_000)
-
-
-def test_log_that_appears_later_is_sent_from_its_beginning(node: Node) -> None:
-    code = (
-        "import time, os\nprint('a\\nb', flush=True)\nwhile not os.path.exists('gate'): "
-        "time.sleep(0.02)\nprint('c')\n"
-    )
-    node.start(code)
-    until(lambda: node.follow(wait=False).logs.get(0) == b"a\nb\n")
-    begun = node.follow(wait=False, tail=1)
-    assert begun.logs[0] == b"b\n"
-    launcher = node.folder() / "ranks" / "1.log"
-    launcher.write_bytes(b"one\ntwo\n")
-    (node.project / "gate").touch()
-    rest = node.follow(offsets=begun.offsets)
-    assert rest.logs == {0: b"c\n", 1: b"one\ntwo\n"}
 
 
 def test_since_begins_where_the_rank_was_at_that_time(node: Node) -> None:
@@ -210,16 +147,11 @@ def test_since_begins_where_the_rank_was_at_that_time(node: Node) -> None:
     assert node.follow(since=1e6).logs[0] == b"old 1\nold 2\nnew 1\nnew 2\n"
 
 
-def test_only_the_logs_of_the_requested_ranks_are_sent(node: Node) -> None:
-    node.start("print('zero')", "print('one')", "print('two')")
-    node.follow()
-    assert node.follow(ranks=(0, 2)).logs == {0: b"zero\n", 2: b"two\n"}
-
-
-def test_damaged_index_does_no_harm(node: Node) -> None:
+def test_only_the_logs_of_the_requested_ranks_are_sent_and_a_damaged_index_does_no_harm(node: Node) -> None:
     """A rank can write to this file, or put a pipe there, which would block."""
-    node.start("print('all')")
+    node.start("print('all')", "print('one')", "print('two')")
     node.follow()
+    assert node.follow(ranks=(0, 2)).logs == {0: b"all\n", 2: b"two\n"}
     path = node.folder() / "ranks" / "0.times"
     for content in (b"", b"\x00" * 15, b"\xff" * 4096, None):
         path.unlink(missing_ok=True)
@@ -228,8 +160,7 @@ def test_damaged_index_does_no_harm(node: Node) -> None:
         else:
             path.write_bytes(content)
         found = node.follow(since=3600.0)
-        assert found.ended
-        assert found.logs[0] in (b"all\n", b"")
+        assert (found.ended, found.logs[0] in (b"all\n", b"")) == (True, True)
         assert node.follow().logs[0] == b"all\n"
 
 
@@ -247,18 +178,6 @@ def test_note_of_a_restart_keeps_the_last_state_of_a_progress_bar(node: Node) ->
 WAIT_FOR_GATE = "while not os.path.exists('gate'): time.sleep(0.02)\n"
 
 
-def test_every_line_of_a_fast_rank_arrives(node: Node) -> None:
-    code = "import os\nos.write(1, b''.join(b'line %06d\\n' % k for k in range(200_000)) + b'no newline')\n"
-    piped = "import sys\nsys.stdout.write('\\n'.join(f'line {k:06d}' for k in range(200_000)))\n"
-    node.start(code, piped)
-    found = node.follow()
-    lines = [b"line %06d" % k for k in range(200_000)]
-    assert found.logs[0].split(b"\n") == [*lines, b"no newline"]
-    assert found.logs[1].split(b"\n") == lines
-    assert found.ended
-    assert found.state.phase is JobPhase.SUCCEEDED
-
-
 def test_output_of_ranks_and_launcher_arrives_byte_for_byte(node: Node) -> None:
     launcher = ("sh", "-c", 'echo launching; "$@"', "sh")
     code = "import os\nos.write(2, b'err\\xff\\x00\\r\\n')\nos.write(1, b'out\\n')\n"
@@ -272,22 +191,14 @@ def test_following_continues_at_the_given_offsets(node: Node) -> None:
         + WAIT_FOR_GATE
         + "print('tial\\nlast')\n"
     )
-    until(
-        lambda: (
-            (node.folder() / "ranks" / "0.log").exists()
-            and node.follow(wait=False).logs.get(0, b"")[-3:] == b"par"
-        )
-    )
-    first = node.follow(wait=False)
-    assert first.logs == {0: b"one\ntwo\npar"}
-    assert first.ended
-    assert first.state.phase is JobPhase.RUNNING
+    until((node.folder() / "ranks" / "0.log").exists)
+    first = until(lambda: (found := node.follow(wait=False)).logs.get(0, b"")[-3:] == b"par" and found)
+    assert (first.logs, first.ended, first.state.phase) == ({0: b"one\ntwo\npar"}, True, JobPhase.RUNNING)
     (node.project / "gate").touch()
     second = node.follow(offsets=first.offsets)
     assert second.logs == {0: b"tial\nlast\n"}
     third = node.follow(offsets={**first.offsets, **second.offsets})
-    assert third.logs == {}
-    assert third.state.phase is JobPhase.SUCCEEDED
+    assert (third.logs, third.state.phase) == ({}, JobPhase.SUCCEEDED)
 
 
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + FOREVER
@@ -306,45 +217,42 @@ def frames_of(follower: subprocess.Popen[bytes]) -> Iterator[Frame]:
             return
 
 
-def make_endless(log: Path) -> None:
-    """Have a log contain 1 TiB (it is sparse): as if its rank wrote faster than any network takes it."""
+@contextlib.contextmanager
+def endless(node: Node) -> Iterator[Iterator[Frame]]:
+    """Have the log of rank 0 contain 1 TiB (it is sparse), as if it wrote faster than any network takes it;
+    yield the frames of a follower."""
+    log = node.folder() / "ranks" / "0.log"
     until(log.exists)
     os.truncate(log, 1 << 40)
+    follower = node.begin(node.following())
+    try:
+        yield frames_of(follower)
+    finally:
+        follower.kill()
+        follower.communicate(timeout=HANG_GUARD)
 
 
 def test_endless_log_hides_neither_the_state_nor_the_other_logs(node: Node) -> None:
     failing = f"import os, time\n{WAIT_FOR_GATE}print('boom', flush=True)\nraise SystemExit(7)\n"
     node.start(STUBBORN, failing, grace=HANG_GUARD)
-    make_endless(node.folder() / "ranks" / "0.log")
-    follower = node.begin(node.following())
     failed, shown = False, b""
-    try:
-        for frame in frames_of(follower):
+    with endless(node) as frames:
+        for frame in frames:
             (node.project / "gate").touch()
-            failed = failed or (
-                isinstance(frame, JobState) and any(one.exit_code == 7 for one in frame.ranks)
-            )
+            failed |= isinstance(frame, JobState) and any(one.exit_code == 7 for one in frame.ranks)
             shown += frame.data if isinstance(frame, Log) and frame.rank == 1 else b""
             if failed and shown:
                 break
-        assert (failed, shown) == (True, b"boom\n")
-    finally:
-        follower.kill()
-        follower.communicate(timeout=HANG_GUARD)
+    assert (failed, shown) == (True, b"boom\n")
 
 
 def test_end_of_a_job_is_reported_before_the_rest_of_its_logs(node: Node) -> None:
     """Other nodes are stopped when it is reported."""
     node.start("raise SystemExit(7)\n")
     until(lambda: node.state().phase is JobPhase.FAILED)
-    make_endless(node.folder() / "ranks" / "0.log")
-    follower = node.begin(node.following())
-    try:
-        first = itertools.islice(frames_of(follower), 16)
+    with endless(node) as frames:
+        first = itertools.islice(frames, 16)
         assert any(isinstance(one, JobState) and one.phase is JobPhase.FAILED for one in first)
-    finally:
-        follower.kill()
-        follower.communicate(timeout=HANG_GUARD)
 
 
 def test_running_job_is_followed_to_its_end_with_heartbeats(node: Node) -> None:
@@ -355,7 +263,7 @@ def test_running_job_is_followed_to_its_end_with_heartbeats(node: Node) -> None:
     follower = node.begin(node.following(heartbeat=0.15))
     assert follower.stdout is not None
     data = b""
-    while b"half" not in data or data.count(b"heartbeat\n") < 3:
+    while b"half" not in data or data.count(encode_frame(Heartbeat())) < 3:
         data += os.read(follower.stdout.fileno(), 4096)
     assert follower.poll() is None
     (node.project / "gate").touch()

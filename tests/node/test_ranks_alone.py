@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from support.gangs import Gangs, Make
+from support.gangs import Make
 
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -18,21 +18,11 @@ LOCAL = (
 )
 
 
-def apart(gangs: Make) -> Gangs:
-    """A gang of two nodes with different addresses."""
+def test_node_that_trains_alone_is_named_once(gangs: Make) -> None:
+    """In a gang of two nodes with different addresses."""
     job = gangs(2)
     peers = tuple(replace(p, address=where) for p, where in zip(job.gang.peers, ADDRESSES, strict=True))
     job.gang = replace(job.gang, peers=peers)
-    return job
-
-
-def ended(job: Gangs, *scripts: str) -> list[str]:
-    """Run the job to its end; return the log of each rank."""
-    job.start(*scripts, alone_seconds=6.0)
+    job.start(LOCAL, LOCAL, alone_seconds=6.0)
     assert job.verdict().phase is JobPhase.SUCCEEDED
-    return [job.log(rank, rank).decode() for rank in range(2)]
-
-
-def test_node_that_trains_alone_is_named_once(gangs: Make) -> None:
-    logs = ended(apart(gangs), LOCAL, LOCAL)
-    assert [log.count(NOTE) for log in logs] == [0, 1]
+    assert [job.log(rank, rank).decode().count(NOTE) for rank in range(2)] == [0, 1]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from agent.jobs import phases
-from agent.jobs.phases import SetupFile
 from agent.node import kernel, store
 from agent.steps import jobs
 from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
@@ -100,7 +99,7 @@ def test_changed_clock_is_no_reboot(folder: Path) -> None:
 
 @pytest.mark.parametrize(("boot", "phase"), [(kernel.boot(), JobPhase.SETUP), (BEFORE, JobPhase.LOST)])
 def test_setup_that_ended_with_its_machine(folder: Path, boot: str, phase: JobPhase) -> None:
-    setup = SetupFile(JOB, NODE, "train.py", 1.0, 1, kernel.born(1), boot=boot)
-    store.write(folder / phases.SETUP_FILE, setup)
+    setup = StateFile(JOB, NODE, JobPhase.SETUP, 1.0, pid=1, born=kernel.born(1), boot=boot)
+    store.write(folder / phases.STATE_FILE, setup)
     found = jobs.state_of(folder)
     assert (found.setup, found.phase, found.rebooted is not None) == (True, phase, phase is JobPhase.LOST)

@@ -27,9 +27,9 @@ from agent.sync.update import ProjectUpdate
 from cloudddp.agent.protocol import receiving, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import FILE, Entry
-from cloudddp.agent.protocol.receiving import MAX_RESTARTS, Receiver, Target
-from cloudddp.agent.protocol.sending import Sender, Wanted
-from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, Frames, Known, Listing, Record, Wants
+from cloudddp.agent.protocol.receiving import MAX_RESTARTS, FileTarget, Receiver
+from cloudddp.agent.protocol.sending import FileRequest, Sender
+from cloudddp.agent.protocol.transfer import DIGEST, UNSEALED, FileHead, Frames, Listing, PartialFile, Wants
 from cloudddp.agent.protocol.writing import FileWriter, Incoming
 
 NAMES = ("small", "d/large", "other")
@@ -46,13 +46,13 @@ class Folder:
     def begin(self, number: int, offset: int) -> Incoming:
         return self.writer.begin(NAMES[number], offset)
 
-    def finish(self, record: Record, incoming: Incoming) -> None:
+    def finish(self, record: FileHead, incoming: Incoming) -> None:
         self.writer.finish(NAMES[record.number], record, incoming, record.mode)
 
-    def confirm(self, record: Record) -> bool:
+    def confirm(self, record: FileHead) -> bool:
         return record.number in self.confirmed
 
-    def gone(self, record: Record) -> None:
+    def gone(self, record: FileHead) -> None:
         self.gone_ones.append(record.number)
 
     def names(self) -> dict[str, bytes]:
@@ -66,7 +66,9 @@ def target(tmp_path: Path) -> Folder:
     return Folder(tmp_path / "target")
 
 
-def taken(target: Target, data: bytes, wanted: tuple[int, ...] = (0, 1, 2), *, done: bool = True) -> Receiver:
+def taken(
+    target: FileTarget, data: bytes, wanted: tuple[int, ...] = (0, 1, 2), *, done: bool = True
+) -> Receiver:
     receiver = Receiver(dict.fromkeys(wanted, len(DATA)), target)
     for found in Frames(UNSEALED).feed(data):
         receiver.take(found)
@@ -138,12 +140,12 @@ def test_file_that_was_begun_is_continued_if_its_beginning_is_the_same(target: F
     taken(target, part(1, 0, DATA[:1_000_000]), done=False).close()
     assert target.names() == {}
     known = target.writer.known("d/large")
-    assert known == Known(1_000_000, sha256(DATA[:1_000_000]).hexdigest()[: 2 * DIGEST])
+    assert known == PartialFile(1_000_000, sha256(DATA[:1_000_000]).hexdigest()[: 2 * DIGEST])
     data = b"changed" + DATA if changed else DATA
     source = target.path.parent / "source"
     source.mkdir()
     (source / "file").write_bytes(data)
-    sent = b"".join(Sender(str(source), UNSEALED).frames([Wanted(1, "file", known)]))
+    sent = b"".join(Sender(str(source), UNSEALED).frames([FileRequest(1, "file", known)]))
     assert len(sent) < len(data) - 900_000 or changed
     taken(target, sent, (1,))
     assert target.names() == {"d/large": data}
@@ -234,9 +236,6 @@ def test_disk_that_is_mounted_in_the_folder(target: Folder) -> None:
         assert (folder / "link").read_bytes() == DATA
         assert (info.st_mtime_ns, stat.S_IMODE(info.st_mode)) == (NOON_NS, 0o640)
         assert sorted(path.name for path in folder.rglob("*")) == ["d", "large", "link"]
-
-
-# -- between two nodes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("asked", "why"), [((2,), "no such file"), ((0, 0), "a file twice")])

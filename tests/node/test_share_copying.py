@@ -14,10 +14,10 @@ import pytest
 
 from agent.node import store
 from agent.node.link import REFUSED, Link, LinkError
-from agent.share import copying
+from agent.share.copying import Exchange
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.sharing import Offered
-from cloudddp.agent.protocol.transfer import DIGEST, Record
+from cloudddp.agent.protocol.transfer import DIGEST, FileHead
 
 SECRET = "s" * 64
 NAME = "runs/a.bin"
@@ -45,7 +45,7 @@ class Pair:
         def serve() -> None:
             with closing(one), suppress(*REFUSED, EOFError):
                 if stream is None:
-                    copying.give(one, SECRET, self.there, [file])
+                    Exchange(SECRET, self.there, "", durable=False).give(one, [file])
                 else:
                     transfer.read_frame(one.read_all, SECRET.encode())
                     one.write_all(stream)
@@ -53,7 +53,8 @@ class Pair:
         sender, taken = threading.Thread(target=serve), set[str]()
         sender.start()
         try:
-            copying.get(other, SECRET, self.here, [file], {file.path}, taken, "begun-test", durable=True)
+            exchange = Exchange(SECRET, self.here, "begun-test", durable=True)
+            exchange.get(other, [file], {file.path}, taken)
         finally:
             other.close()
             sender.join()
@@ -96,7 +97,7 @@ def test_copy_that_was_cut_continues(pair: Pair, tmp_path: Path) -> None:
     assert pair.files == []
     assert pair.get(pair.offer(9, "runs/b.bin")) == {"runs/b.bin"}  # which ends nothing of the other one
     info = (pair.there / NAME).stat()
-    record = Record(0, LARGE, info.st_mtime_ns, False, sha256(data).digest()[:DIGEST])
+    record = FileHead(0, LARGE, info.st_mtime_ns, False, sha256(data).digest()[:DIGEST])
     rest = transfer.part(secret, 0, 2_000_000, data[2_000_000:]) + transfer.end(secret, record)
     assert pair.get(file, rest + transfer.frame(secret, transfer.DONE)) == {NAME}
     assert (pair.here / NAME).read_bytes() == data

@@ -134,14 +134,9 @@ def test_shared_files_are_not_copied_between_nodes(pair: tuple[Node, Node]) -> N
         "print([one.path for one in offers.of_node(S('p', (), limit=1 << 20))[0].files], "
         "[one.path for one in offers.of_node(S('p', ('**/*.pt', 'shared/*.pt'), every=True))[0].files])"
     )
-    done = subprocess.run(
-        [sys.executable, "-IS", "-c", code.format(agent=str(first.agent))],
-        env={**os.environ, "HOME": str(first.home)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == "['b.pt'] ['b.pt']\n"
+    words = [sys.executable, "-IS", "-c", code.format(agent=str(first.agent))]
+    out = subprocess.check_output(words, env={**os.environ, "HOME": str(first.home)}, text=True)
+    assert out == "['b.pt'] ['b.pt']\n"
     assert first.end() == []
 
 

@@ -8,15 +8,13 @@ import time
 import zipfile
 from pathlib import Path
 
-import pytest
 from support.agentnode import FOREVER, SAVES, first_of, until
-from support.gangs import Gangs, Make, kill
+from support.gangs import Gangs, Make
 from support.imds import Metadata
 
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.sharing import SnapshotSearch
-from cloudddp.agent.protocol.start import Deadline
 
 SNAPSHOTS = SnapshotSearch("p", ("runs/**/*.bin", "runs/*.pt"), ("runs/base.bin",))
 # What each rank finds when it starts.
@@ -64,9 +62,8 @@ def test_ranks_that_start_again_find_the_newest_snapshot_on_every_node(gangs: Ma
         copy = job[node].project / "runs/a/step.bin"
         assert copy.read_bytes() == saved.read_bytes()
         assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
-        assert f"step.bin:of rank 0:{saved.stat().st_mtime_ns}" in finds(job, node)[1], (
-            "before its rank started"
-        )
+        # Before its rank started.
+        assert f"step.bin:of rank 0:{saved.stat().st_mtime_ns}" in finds(job, node)[1]
         note = "copying runs/a/step.bin, 3.0 MB, the newest snapshot, from node 0 to node 1, 2"
         assert job.notes(node).count(note) == 1
 
@@ -89,9 +86,9 @@ def test_resumed_job_begins_with_the_newest_valid_snapshot(gangs: Make) -> None:
 
 
 def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) -> None:
-    """The files of one folder come from several nodes, and nodes that have got them serve the last ones."""
-    job = gangs(7)
-    newest = {"runs/sub/.state": 0, "runs/sub/0": 0, "runs/sub/2": 1, "runs/log.bin": 6}
+    """The files of one folder come from several nodes."""
+    job = gangs(3)
+    newest = {"runs/sub/.state": 0, "runs/sub/0": 0, "runs/sub/2": 1, "runs/log.bin": 2}
     for name, node in newest.items():
         hold(job, node, name, f"by {node}".encode() * 500_000, 15e8)
     hold(job, 0, "runs/log.bin", b"older", 1e9)
@@ -99,16 +96,16 @@ def test_every_shared_file_is_on_all_nodes_in_its_newest_version(gangs: Make) ->
     hold(job, 1, "other.bin", b"not shared", 16e8)
     hold(job, 2, "runs/broken.pt", b"PK" + bytes(99), 15e8)
     share = SnapshotSearch("p", ("runs", "runs/**"), ("runs/base.bin",), every=True)
-    job.start(*[FINDS] * 7, snapshots=share)
+    job.start(*[FINDS] * 3, snapshots=share)
     assert job.verdict().phase is JobPhase.SUCCEEDED
-    for node in range(7):
+    for node in range(3):
         for name, source in newest.items():
             copy = job[node].project / name
             assert (copy.read_bytes(), copy.stat().st_mtime) == (f"by {source}".encode() * 500_000, 15e8)
     for name in ("runs/base.bin", "other.bin", "runs/broken.pt"):
         assert not (job[0].project / name).exists()
-    assert "and 1 more, 4.0 MB, which only some nodes have, from node 0 to node 1, 2, 3" in job.notes(0)
-    assert "node 2: runs/broken.pt is damaged, or has gone; it was not copied" in job.notes(0)
+    assert "4.0 MB, which only some nodes have, from node 0 to node 1, 2" in job.notes(0)
+    assert "node 2: runs/broken.pt is damaged, or no longer exists; it was not copied" in job.notes(0)
 
 
 def test_node_that_cannot_write_is_named_and_no_rank_starts(gangs: Make) -> None:
@@ -141,26 +138,14 @@ def test_file_that_is_no_snapshot_is_refused(gangs: Make) -> None:
     assert finds(job, 1) == []
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_cancelled_job_and_one_that_loses_a_node_do_not_wait_for_a_copy(gangs: Make, is_lost: bool) -> None:
+def test_cancelled_job_does_not_wait_for_a_copy(gangs: Make) -> None:
     job = gangs(2)
     with hold(job, 0, "runs/huge.bin", b"", 1e9).open("wb") as file:
         file.truncate(1 << 40)  # it is not read to its end within the limit of a test
     job.start(FINDS, FINDS, snapshots=SNAPSHOTS, resumed_from="20260101-000000-abcd")
-    if is_lost:
-        supervisor = job[0].supervisor_pid()
-        until(lambda: job[1].state().phase is JobPhase.RUNNING)
-        kill(supervisor)
-        first = first_of(job.verdict(1))
-        assert (first.node, first.cause) == (0, Cause.AGENT)
-        job.gone(0, 1)
-    else:
-        job[1].cancel(grace=1.0)
-        assert job.verdict().phase is JobPhase.CANCELLED
+    job[1].cancel(grace=1.0)
+    assert job.verdict().phase is JobPhase.CANCELLED
     assert [finds(job, node) for node in range(2)] == [[], []]
-
-
-# -- before a node ends --------------------------------------------------------------------------------------
 
 
 SAVED = SnapshotSearch("p", ("saved", "old"))
@@ -186,33 +171,18 @@ def test_newest_snapshot_is_sent_to_the_first_node_that_stays(gangs: Make, metad
         hold(job, node, "old", b"old", 1e9)
     preempted(job, metadata)
     saved, copy, other = (node.project / "saved" for node in job.nodes)
-    assert copy.read_text() == "x"
-    assert copy.stat().st_mtime_ns == saved.stat().st_mtime_ns
+    assert (copy.read_text(), copy.stat().st_mtime_ns) == ("x", saved.stat().st_mtime_ns)
     assert not other.exists()
     for number in range(2):
-        assert "--- cloudddp: saved, the newest snapshot of node 0, was copied to node 1 ---" in job.notes(
-            number
-        )
+        note = "--- cloudddp: saved, the newest snapshot of node 0, was copied to node 1 ---"
+        assert note in job.notes(number)
 
 
-def test_nothing_is_sent_at_the_deadline(gangs: Make) -> None:
-    """It ends all nodes."""
-    job = gangs(2)
-    job.start(SAVES, FOREVER, snapshots=SAVED, deadline=Deadline(20.0, "2030-01-01 12:00 UTC"), save=18.0)
-    assert first_of(job.verdict()).cause is Cause.NOTICE
-    assert [(node.project / "saved").exists() for node in job.nodes] == [True, False]
-
-
-@pytest.mark.parametrize(
-    ("pattern", "why"),
-    [
-        ("saved", "saved: Is a directory"),
-        ("others", "'saved' is no snapshot of this job"),  # as if a taken over node had looked for others
-    ],
-)
-def test_snapshot_that_is_not_taken_is_named(gangs: Make, metadata: Metadata, pattern: str, why: str) -> None:
+def test_snapshot_that_is_not_taken_is_named(gangs: Make, metadata: Metadata) -> None:
+    """As if a node that was taken over had looked for others."""
     job = gangs(2)
     (job[1].project / "saved").mkdir()
-    preempted(job, metadata, of_node={1: {"snapshots": SnapshotSearch("p", (pattern,))}})
+    preempted(job, metadata, of_node={1: {"snapshots": SnapshotSearch("p", ("others",))}})
     for number in range(2):
-        assert f"the newest snapshot of node 0 was not copied to node 1: {why}" in job.notes(number)
+        note = "the newest snapshot of node 0 was not copied to node 1: 'saved' is no snapshot of this job"
+        assert note in job.notes(number)

@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.agentnode import Node, Refused, alive, first_of, until
@@ -59,14 +59,12 @@ class Pair(Gangs):
         **env: str,
     ) -> None:
         requests = {}
+        watch: dict[str, Any] = {"retries": retries, "stall_minutes": minutes, "on_stall": on_stall}
         for node in self.nodes:
             (node.project / "script.py").write_text(code)
-            ranks = [
-                Process((), (sys.executable, "script.py"), {"RANK": str(2 * node.number + k), **env})
-                for k in range(2)
-            ]
-            request = node.starting(processes=ranks, gang=self.gang, grace=1.0)
-            requests[node] = replace(request, retries=retries, stall_minutes=minutes, on_stall=on_stall)
+            ranks = [{"RANK": str(2 * node.number + k), **env} for k in range(2)]
+            processes = [Process((), (sys.executable, "script.py"), one) for one in ranks]
+            requests[node] = node.starting(processes=processes, gang=self.gang, grace=1.0, **watch)
         assert not any(reply.unreachable for reply in self.start_requests(requests).values())
 
     def rank_pids(self) -> list[int]:
@@ -95,10 +93,8 @@ def test_stalled_job_ends_on_all_nodes_and_names_the_rank_that_is_elsewhere(pair
 def test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something(pair: Pair) -> None:
     # At every moment the ranks are in line 3, and in no function of Python's library. They use no processor
     # time: a single tick in one of the 0.15 s between two looks would be activity.
-    code = (
-        "import os, time\n\nopen('go').close()\n"
-        "while not os.access('done', os.F_OK): print('x', flush=True); time.sleep(0.2)\n"
-    )
+    code = "import os, time\n\nopen('go').close()\n"
+    code += "while not os.access('done', os.F_OK): print('x', flush=True); time.sleep(0.2)\n"
     for node in pair.nodes:
         os.mkfifo(node.project / "go")
     pair.run(code, on_stall=OnStall.LEAVE)
@@ -146,9 +142,7 @@ def test_stacks_of_a_running_job_at_any_time(pair: Pair) -> None:
 
 
 def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(node: Node) -> None:
-    code = (
-        "import json, os\nprint(json.dumps({k: v for k, v in os.environ.items() if k.startswith('TORCH_')}))"
-    )
+    code = "import json, os; print(json.dumps({k: v for k, v in os.environ.items() if k[:6] == 'TORCH_'}))"
     node.start(code, env={"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine"}, stall_minutes=STALL_MINUTES)
     found = json.loads(node.follow().logs[0])
     assert found["TORCH_NCCL_DEBUG_INFO_TEMP_FILE"] == "/mine"
@@ -159,28 +153,16 @@ def test_variables_of_the_flight_recorder_are_set_and_those_of_the_user_win(node
 
 
 @pytest.mark.parametrize(
-    ("torch", "old"),
-    [
-        (
-            "",
-            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
-        ),
-        (
-            "2.7.1",
-            {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_NCCL_DUMP_ON_TIMEOUT"},
-        ),
-        ("2.10.0+cu128", {"TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ("2.12.0", {"TORCH_NCCL_DUMP_ON_TIMEOUT"}),
-        ("2.15.0a0", set()),
-    ],
+    ("torch", "count"), [("", 3), ("2.7.1", 3), ("2.10.0+cu128", 2), ("2.12.0", 1), ("2.15.0a0", 0)]
 )
 def test_flight_recorder_has_the_old_names_that_its_torch_needs(
-    tmp_path: Path, torch: str, old: set[str]
+    tmp_path: Path, torch: str, count: int
 ) -> None:
     """torch warns of each other one in each rank."""
+    old = ("NCCL_DUMP_ON_TIMEOUT", "NCCL_TRACE_BUFFER_SIZE", "NCCL_DEBUG_INFO_TEMP_FILE")[:count]
+    new = ("FR_BUFFER_SIZE", "FR_DUMP_TEMP_FILE", "FR_DUMP_ON_TIMEOUT", "NCCL_DEBUG_INFO_PIPE_FILE")
     found = launchers.flight_recorder(tmp_path, torch, {}).keys()
-    new = {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_FR_DUMP_ON_TIMEOUT"}
-    assert found == new | old | {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE"}
+    assert found == {f"TORCH_{name}" for name in (*old, *new)}
 
 
 def test_rank_that_waits_for_a_file_server_is_looked_at_once(

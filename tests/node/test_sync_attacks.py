@@ -26,7 +26,7 @@ from agent.node import link, store
 from agent.sync.project_writer import ProjectWriter, remove
 from cloudddp.agent import program
 from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import DONE, LISTING, Record, end, frame
+from cloudddp.agent.protocol.transfer import DONE, LISTING, FileHead, end, frame
 from cloudddp.config.spec import Config, SyncSpec
 from cloudddp.errors import NodeError, UsageError
 from cloudddp.job import transfer
@@ -141,19 +141,13 @@ def test_stream_that_no_laptop_sends_is_refused(
     put(synced.home, {"out": "precious"})
     body = zlib.compress(json.dumps({"files": {"../out": Entry("f", 0o644, 3, 5, "")}}).encode())
     listing = frame(key.encode(), LISTING, sha256(body).digest(), body)
-    record = Record(0, 3, 5, False, sha256(b"new").digest()[:16])
+    record = FileHead(0, 3, 5, False, sha256(b"new").digest()[:16])
     sent = listing + end(key.encode(), record, b"new") + frame(key.encode(), DONE)
-    done = subprocess.run(
-        [sys.executable, "-IS", str(synced.home / program.agent_path()), "receive"],
-        input=json.dumps({"project": project, "secret": SECRET}).encode() + b"\n" + sent,
-        env={"HOME": str(synced.home)},
-        capture_output=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode != 0
-    assert why in done.stderr
-    assert b"Traceback" not in done.stderr
+    words = [sys.executable, "-IS", str(synced.home / program.agent_path()), "receive"]
+    request = json.dumps({"project": project, "secret": SECRET}).encode() + b"\n"
+    env = {"HOME": str(synced.home)}
+    done = subprocess.run(words, input=request + sent, env=env, capture_output=True, check=False, timeout=300)
+    assert (done.returncode != 0, why in done.stderr, b"Traceback" in done.stderr) == (True, True, False)
     assert (synced.home / "out").read_text() == "precious"
 
 

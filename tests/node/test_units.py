@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.harness import ROOT
-from support.namespaces import as_root
+from support.harness import ROOT, cannot
 from support.programs import program
 
 from cloudddp.cluster.user_data import IDLE_CHECK, SERVICE, TIMER, Identity, idle_files, user_data
@@ -29,6 +28,16 @@ needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None and not os.environ.get("CI"),
     reason="systemd-analyze is not installed (Debian: apt-get install systemd)",
 )
+
+
+def as_root(*kinds: str) -> list[str]:
+    """Return what a command has to follow to run as root in new namespaces, such as `--mount`. Skip the test
+    where they are refused."""
+    user = () if os.getuid() == 0 else ("--user", "--map-root-user")
+    words = ["unshare", *user, *kinds]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        cannot("namespaces are refused")
+    return words
 
 
 def units() -> dict[str, str]:
@@ -56,13 +65,8 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for name, text in units().items():
         (tmp_path / name).write_text(text)
     paths = [str(tmp_path / name) for name in units()]
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *paths],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    words = ["systemd-analyze", "verify", "--man=no", *paths]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     about_ours = [line for line in done.stderr.splitlines() if "cloudddp" in line]
     assert (done.returncode, about_ours) == (0, []), done.stderr
 
@@ -72,9 +76,8 @@ def test_timer_has_a_second_trigger_and_catches_up() -> None:
     the power is off."""
     assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
     timer = section("cloudddp-deadline.timer", "Timer")
-    assert timer["OnCalendar"] == "2026-11-20 14:30:05 UTC"
-    assert timer["Persistent"] == "true"
-    assert timer["OnBootSec"] == "7200"
+    found = [timer[name] for name in ("OnCalendar", "Persistent", "OnBootSec")]
+    assert found == ["2026-11-20 14:30:05 UTC", "true", "7200"]
     assert "Unit" not in timer  # by its name it starts cloudddp-deadline.service
     assert Path(TIMER).stem == Path(SERVICE).stem
 
@@ -115,10 +118,8 @@ def test_poweroff_that_hangs_leads_to_the_next_one(
         program(tmp_path / name, text.format(folder=tmp_path, hanging=pattern))
     for line in units()["cloudddp-deadline.service"].splitlines():
         if line.startswith("ExecStart="):
-            commands += re.sub(
-                r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", line.split("=", 1)[1].lstrip("-")
-            )
-            commands += "\n"
+            command = line.split("=", 1)[1].lstrip("-")
+            commands += re.sub(r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", command) + "\n"
     process = subprocess.Popen(["sh", "-c", commands], start_new_session=True)
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -224,9 +225,8 @@ def test_unused_node_ends(tmp_path: Path, node: Unused, ends: bool) -> None:
 def look(folder: Path, node: Unused) -> bool:
     """Let the timer look once; return whether it ends the node."""
     (text,) = [file["content"] for file in idle_files(IDLE / 60, 1) if file["path"] == IDLE_CHECK]
-    text = (
-        text.replace("/run/", f"{folder}/").replace("/home/*", f"{folder}/home/*").replace("/root", "/none")
-    )
+    for path, other in (("/run/", f"{folder}/"), ("/home/*", f"{folder}/home/*"), ("/root", "/none")):
+        text = text.replace(path, other)
     (folder / "idle.sh").write_text(text)
     store = folder / "home" / "user" / ".cloudddp"
     (store / "jobs" / "j").mkdir(parents=True)
@@ -254,10 +254,8 @@ def look(folder: Path, node: Unused) -> bool:
     for name in (*node.names, *(["left"] if node.task else [])):
         shutil.copy("/bin/sleep", folder / name)
         mark = f"CLOUDDDP_TASK={node.task}" if name == "left" else ""
-        lines += [
-            f"env {mark} {name} 60 &",
-            f"until [ /proc/$!/exe -ef {folder}/{name} ]; do sleep 0.02; done",
-        ]
+        ready = f"until [ /proc/$!/exe -ef {folder}/{name} ]; do sleep 0.02; done"
+        lines += [f"env {mark} {name} 60 &", ready]
     for number, (title, info) in enumerate(node.clients):
         lines += [
             f"bash -c 'exec -a \"{title}\" sleep 60' &",
@@ -266,13 +264,8 @@ def look(folder: Path, node: Unused) -> bool:
             f'printf "\\t cubic {info} rcv_rtt:1\\n" >> {shown}',
         ]
     lines += [f"sh {folder}/idle.sh", f"pgrep -x left > {folder}/remaining || :"]
-    done = subprocess.run(
-        [*as_root(*ALONE), "sh", "-c", "\n".join(lines)],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=True,
-    )
+    words = [*as_root(*ALONE), "sh", "-c", "\n".join(lines)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     assert done.stderr == ""
     calls = folder / "calls"
     return calls.exists() and calls.read_text() == "start --no-block cloudddp-deadline.service\n"
@@ -315,10 +308,7 @@ def test_sshd_uses_the_new_key(
     def step(name: str, key: str) -> subprocess.CompletedProcess[str]:
         inside = f'mount --bind {folder} /etc/ssh && PATH={programs}:$PATH sh {SCRIPT} "$@"'
         return subprocess.run(
-            [*alone, "sh", "-c", inside, "sh", name, key],
-            capture_output=True,
-            text=True,
-            timeout=300,
+            [*alone, "sh", "-c", inside, "sh", name, key], capture_output=True, text=True, timeout=300
         )
 
     old = " ".join((folder / "ssh_host_ed25519_key.pub").read_text().split()[:2])

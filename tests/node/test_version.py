@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.agentnode import FOREVER, Node, Refused, environ, gang_of
+from support.agentnode import Node, Refused, environ, gang_of
 
 from agent.node.processes import born
 from cloudddp.agent.protocol import TASK_VARIABLE, VERSION, ExitCode
@@ -19,7 +19,7 @@ from cloudddp.agent.protocol.jobs import JobsRequest, KillRequest
 from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.agent.protocol.phases import JobPhase, VersionConflict
 from cloudddp.agent.protocol.results import NewFilesRequest, PulledRequest
-from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import Process, SetupRequest, StartRequest, Work
 from cloudddp.agent.replies import decode
 
 
@@ -87,7 +87,9 @@ def every_request(node: Node) -> list[Any]:
         ProbeRequest("p", "127.0.0.1"),
         ReceiveRequest("p", "s"),
         SetupRequest(job, 0, "p", "s", ("touch never",)),
-        StartRequest(job, 0, "p", "s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0, gang_of()),
+        StartRequest(
+            job, 0, "p", gang_of(), Work("s", {}, (Process((), ("touch", "never"), {}),), 1, 0, 1.0)
+        ),
         node.following("job-1"),
         KillRequest(node.id("job-1"), 1.0, "a1"),
         JobsRequest(),
@@ -146,11 +148,3 @@ def test_unreadable_job_of_an_unknown_version_is_running_while_its_processes_run
     rank.wait()
     node.probe()
     assert recorded(node) == f"{VERSION}\n"
-
-
-def test_store_of_the_same_version_is_never_refused(node: Node) -> None:
-    node.start(FOREVER)
-    node.rank_pid()
-    assert recorded(node) == f"{VERSION}\n"
-    assert node.probe().running == (node.id(),)
-    assert node.cancel().phase is JobPhase.CANCELLED

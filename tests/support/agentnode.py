@@ -21,6 +21,7 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,7 +34,16 @@ from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import Failure, JobsRequest, JobState, KillReply, KillRequest, Verdict
 from cloudddp.agent.protocol.machine import ProbeReply, ProbeRequest
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
+from cloudddp.agent.protocol.start import (
+    NodeEnd,
+    Process,
+    SetupReply,
+    SetupRequest,
+    StartReply,
+    StartRequest,
+    Watch,
+    Work,
+)
 from cloudddp.agent.replies import FrameDecoder, decode
 
 T = TypeVar("T")
@@ -328,18 +338,16 @@ class Node:
         self,
         *scripts: str,
         job: str = "job-1",
-        env: dict[str, str] | None = None,
         grace: float = 20.0,
         processes: Sequence[Process] = (),
         ranks: int | None = None,
         first_rank: int = 0,
         max_restarts: int = 0,
         gang: Gang | None = None,
-        log_mb: int = 1024,
         **changes: Any,
     ) -> StartRequest:
         """Return the request that starts one rank per script, or these processes. The default is a gang of
-        this node. `changes` are other fields of the request."""
+        this node. `changes` are other fields of the request and of its parts."""
         direct = [
             Process(
                 (), (sys.executable, self.script(code)), {"RANK": str(k + first_rank), "LOCAL_RANK": str(k)}
@@ -347,19 +355,22 @@ class Node:
             for k, code in enumerate(scripts)
         ]
         started = tuple(processes or direct)
-        return StartRequest(
-            job=self.id(job),
-            node=self.number,
-            project="p",
+        given = {"env": {}, **changes}
+
+        def part(kind: type[Any], **own: Any) -> Any:
+            names = [one.name for one in fields(kind) if one.name in given]
+            return kind(**own, **{name: given.pop(name) for name in names})
+
+        work = part(
+            Work,
             script="script.py",
-            env=env or {},
             processes=started,
             ranks=len(started) if ranks is None else ranks,
             max_restarts=max_restarts,
             stop_grace=grace,
-            log_mb=log_mb,
-            gang=gang or gang_of(1),
-            **changes,
+        )
+        return StartRequest(
+            self.id(job), self.number, "p", gang or gang_of(1), work, part(Watch), part(NodeEnd), **given
         )
 
     def supervisor_pid(self, job: str = "job-1") -> int:

@@ -6,7 +6,6 @@ rule applies to one EC2 action.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import http.server
 import json
@@ -16,7 +15,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 ERROR = """<?xml version="1.0" encoding="UTF-8"?>
@@ -93,27 +92,13 @@ class FaultyEndpoint:
             def log_message(self, *_: Any) -> None:
                 """Silent."""
 
-        self._handler = Handler
-        self._listen(0)
-        return self
-
-    def _listen(self, port: int) -> None:
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", port), self._handler)
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
         # shutdown() waits for one poll.
         serve = functools.partial(self._server.serve_forever, poll_interval=0.02)
         threading.Thread(target=serve, daemon=True).start()
-
-    @contextlib.contextmanager
-    def offline(self) -> Iterator[None]:
-        """Refuse connections inside the block."""
-        self._server.shutdown()
-        self._server.server_close()
-        try:
-            yield
-        finally:
-            self._listen(self._server.server_address[1])
+        return self
 
     def __exit__(self, *_: object) -> None:
         for _, release in self._gates.values():
@@ -199,30 +184,28 @@ class FaultyEndpoint:
 def dropping(name: str) -> Rewrite:
     """Return a rewrite that removes an XML element, or a member of a JSON object, wherever it is."""
     xml = re.compile(rf"<{name}>.*?</{name}>|<{name} */>".encode(), re.S)
-
-    def change(body: bytes) -> bytes:
-        if not body.startswith(b"{"):
-            return xml.sub(b"", body)
-        return json.dumps(
-            json.loads(body, object_hook=lambda found: {k: v for k, v in found.items() if k != name})
-        ).encode()
-
-    return change
+    return _rewrite(
+        lambda body: xml.sub(b"", body), lambda found: {k: v for k, v in found.items() if k != name}
+    )
 
 
 def with_value(name: str, value: str) -> Rewrite:
     """Return a rewrite that replaces the text of an XML element, or of a member of a JSON object, wherever it
     is."""
     xml = re.compile(rf"(<{name}>)[^<]*(</{name}>)".encode())
+    new = value.encode()
+    return _rewrite(
+        lambda body: xml.sub(lambda found: found[1] + new + found[2], body),
+        lambda found: found | {k: value for k in found if k == name},
+    )
 
-    def change(body: bytes) -> bytes:
-        if not body.startswith(b"{"):
-            return xml.sub(lambda found: found[1] + value.encode() + found[2], body)
-        return json.dumps(
-            json.loads(body, object_hook=lambda found: found | {k: value for k in found if k == name})
-        ).encode()
 
-    return change
+def _rewrite(of_xml: Rewrite, of_object: Callable[[dict[str, Any]], Any]) -> Rewrite:
+    return lambda body: (
+        json.dumps(json.loads(body, object_hook=of_object)).encode()
+        if body.startswith(b"{")
+        else of_xml(body)
+    )
 
 
 def without_element(name: str) -> Rewrite:

@@ -117,10 +117,8 @@ def _toml(chance: random.Random) -> bytes:
     lines = []
     for section, key in chance.sample(_settings(), chance.randint(0, 5)):
         name = chance.choice([key] * 20 + ["nodez", "ü", "", "a.b.c", '"x"'])
-        lines += [
-            chance.choice(["[{}]"] * 20 + ["[[{}]]", "[{}"]).format(section),
-            f"{name} = {_value(chance)}",
-        ]
+        head = chance.choice(["[{}]"] * 20 + ["[[{}]]", "[{}"])
+        lines += [head.format(section), f"{name} = {_value(chance)}"]
     raw = "\n".join(lines).encode("utf-8", "surrogateescape")
     spoiled = bytearray(raw)
     for _ in range(min(len(raw), chance.randint(1, 5))):
@@ -153,11 +151,8 @@ def _start(zygote: Zygote, case: Case, folder: Path, endpoint: str) -> Process:
     os.mkfifo(project / "fifo")
     (project / "cloudddp.toml").write_bytes(case.toml)
     own = {"HOME": str(folder), "CLOUDDDP_HOME": str(folder / "state"), "AWS_REGION": "us-east-1"}
-    keys = {
-        "AWS_ACCESS_KEY_ID": "x",
-        "AWS_SECRET_ACCESS_KEY": "x",
-        "AWS_ENDPOINT_URL": f"{endpoint}/{case.seed}",
-    }
-    env = clean_environment(CLOUDDDP_CHECKIP_URL=f"{endpoint}/address", **own, **keys)
+    own |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "x")
+    own["AWS_ENDPOINT_URL"] = f"{endpoint}/{case.seed}"
+    env = clean_environment(CLOUDDDP_CHECKIP_URL=f"{endpoint}/address", **own)
     words = ("-m", "cloudddp", *case.words)
     return zygote.start(words, project, {**env, **case.variables}, session=True)

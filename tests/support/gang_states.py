@@ -6,29 +6,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+from agent.gang import events
 from agent.gang.decision import Budget
-from agent.gang.events import (
-    NONE_MISSING,
-    Action,
-    AnnounceStop,
-    Copied,
-    End,
-    Event,
-    FactsFound,
-    MessageReceived,
-    Moment,
-    RanksChecked,
-    RanksEnded,
-    Send,
-    SendHeartbeat,
-    StartRanks,
-    Tick,
-)
 from agent.gang.state import GangState, Policy
-from agent.gang.step import (
-    step,
-)
-from cloudddp.agent.protocol.gang import Facts, Kind, Message, Observed, Report, Unreachable
+from agent.gang.step import step
+from cloudddp.agent.protocol.gang import Facts, Kind, Observed, PeerMessage, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -51,39 +33,39 @@ class Job:
         names = frozenset(range(count))
         self.now = 1.0
         self.cut: set[int] = set()  # nodes that get and send nothing
-        self.actions: list[list[Action]] = [[] for _ in names]
-        self.sent: list[tuple[int, Message]] = []
+        self.actions: list[list[events.Action]] = [[] for _ in names]
+        self.sent: list[tuple[int, PeerMessage]] = []
         self.heard = dict.fromkeys(names, self.now)
         own = replace(POLICY, **policy)
         self.states: list[GangState] = [
             GangState(node, names, own, Budget(retries, stalls=stalls)) for node in range(count)
         ]
 
-    def event(self, node: int, event: Event) -> None:
+    def event(self, node: int, event: events.Event) -> None:
         """Something happens on a node; what follows from it on all nodes happens, too."""
-        moment = Moment(self.now, 1e9 + self.now)
+        moment = events.Moment(self.now, 1e9 + self.now)
         self.states[node], actions = step(self.states[node], event, moment)
         for action in actions:
-            if isinstance(action, Send):
+            if isinstance(action, events.Send):
                 self._send(node, action.message)
             else:
                 self.actions[node].append(action)
                 for message in self._message_of(action):
                     self._send(node, replace(message, attempt=self.states[node].attempt))
 
-    def _message_of(self, action: Action) -> Iterator[Message]:
+    def _message_of(self, action: events.Action) -> Iterator[PeerMessage]:
         """What the loop sends for an action."""
-        if isinstance(action, AnnounceStop):
-            yield Message(Kind.STOP, cancelled=action.cancelled, token=action.token, grace=action.grace)
-        elif isinstance(action, SendHeartbeat):
-            yield Message(Kind.HEARTBEAT, finished=True)
+        if isinstance(action, events.AnnounceStop):
+            yield PeerMessage(Kind.STOP, cancelled=action.cancelled, token=action.token, grace=action.grace)
+        elif isinstance(action, events.SendHeartbeat):
+            yield PeerMessage(Kind.HEARTBEAT, finished=True)
 
-    def _send(self, node: int, message: Message) -> None:
+    def _send(self, node: int, message: PeerMessage) -> None:
         self.sent.append((node, message))
         for other in range(len(self.states)):
             if other != node and not {node, other} & self.cut:
                 self.heard[node] = self.now
-                self.event(other, MessageReceived(node, message))
+                self.event(other, events.MessageReceived(node, message))
 
     def wait(self, seconds: float) -> None:
         """Time passes on the nodes that are not cut: they send heartbeats."""
@@ -95,9 +77,9 @@ class Job:
             for node in self.working:
                 self.event(node, self.tick())
 
-    def tick(self, *, is_connected: bool = True, missing: Unreachable = NONE_MISSING) -> Tick:
+    def tick(self, *, is_connected: bool = True, missing: Unreachable = events.NONE_MISSING) -> events.Tick:
         """One turn of a node's loop, when the others sent something as `heard` says."""
-        return Tick(self.heard, is_connected, missing)
+        return events.Tick(self.heard, is_connected, missing)
 
     @property
     def working(self) -> list[int]:
@@ -106,20 +88,20 @@ class Job:
     def joined(self) -> Job:
         """All nodes connect, are alike, and start their ranks."""
         for node in self.working:
-            self.event(node, FactsFound(Facts(gpus="8 x NVIDIA H100")))
+            self.event(node, events.FactsFound(Facts(gpus="8 x NVIDIA H100")))
             self.event(node, self.tick())
         self.copied()
-        assert all(self.did(node, StartRanks) for node in self.working)
+        assert all(self.did(node, events.StartRanks) for node in self.working)
         return self
 
     def copied(self) -> None:
         for node in self.working:
-            self.event(node, Copied())
+            self.event(node, events.Copied())
 
     def ended(self, node: int, report: Report = STOPPED) -> None:
         """No process of a node's ranks is left."""
         assert self.states[node].is_ending
-        self.event(node, RanksEnded(report))
+        self.event(node, events.RanksEnded(report))
 
     def did(self, node: int, kind: type[Any]) -> list[Any]:
         return [one for one in self.actions[node] if isinstance(one, kind)]
@@ -130,7 +112,7 @@ class Job:
         assert found[0] is not None
         assert found == [found[0]] * len(found), found
         for node in nodes or self.working:
-            assert [one.verdict for one in self.did(node, End)] == [found[0]]
+            assert [one.verdict for one in self.did(node, events.End)] == [found[0]]
         return found[0]
 
     @property
@@ -143,6 +125,6 @@ class Job:
 
 def failure_of(job: Job, node: int, report: Report) -> None:
     """A rank of a node fails, and those of all nodes are ended."""
-    job.event(node, RanksChecked(failed=True))
+    job.event(node, events.RanksChecked(failed=True))
     for other in job.working:
         job.ended(other, report if other == node else STOPPED)

@@ -11,17 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from support.agentnode import (
-    HANG_GUARD,
-    Node,
-    alive,
-    gang_of,
-    gone,
-    new_mark,
-    processes_of,
-    start_together,
-    until,
-)
+from support import agentnode
 
 from cloudddp.agent.protocol.gang import Gang
 from cloudddp.agent.protocol.jobs import JobState, Verdict
@@ -32,11 +22,13 @@ class Gangs:
     """The nodes of one job. `silence` and `join` are those of protocol.gang.Gang, in seconds."""
 
     def __init__(self, folder: Path, nodes: int, **limits: float) -> None:
-        mark = new_mark()
-        self.nodes = [Node(folder / f"home{number}", number=number, mark=mark) for number in range(nodes)]
-        self.gang: Gang = gang_of(nodes, **limits)
+        mark = agentnode.new_mark()
+        self.nodes = [
+            agentnode.Node(folder / f"home{number}", number=number, mark=mark) for number in range(nodes)
+        ]
+        self.gang: Gang = agentnode.gang_of(nodes, **limits)
 
-    def __getitem__(self, node: int) -> Node:
+    def __getitem__(self, node: int) -> agentnode.Node:
         return self.nodes[node]
 
     def start(
@@ -58,11 +50,11 @@ class Gangs:
                     **{"gang": self.gang, **changes, **(of_node or {}).get(node.number, {})},
                 )
             first += len(own)
-        return start_together(requests)
+        return agentnode.start_together(requests)
 
-    def start_requests(self, requests: Mapping[Node, StartRequest]) -> dict[int, StartReply]:
+    def start_requests(self, requests: Mapping[agentnode.Node, StartRequest]) -> dict[int, StartReply]:
         """Send these requests to their nodes at once."""
-        return start_together(requests)
+        return agentnode.start_together(requests)
 
     def pid(self, node: int, rank: int) -> int:
         return self.nodes[node].rank_pid(rank)
@@ -90,7 +82,7 @@ class Gangs:
     def gone(self, *nodes: int) -> None:
         """Wait until no process of these nodes (all by default) is left."""
         for number in nodes or range(len(self.nodes)):
-            gone(self.nodes[number].home)
+            agentnode.gone(self.nodes[number].home)
 
     def log(self, node: int, rank: int) -> bytes:
         path = self.nodes[node].folder() / "ranks" / f"{rank}.log"
@@ -105,7 +97,7 @@ class Gangs:
     def end(self) -> list[int]:
         """End everything; return the processes that were left."""
         for node in self.nodes:
-            for pid in processes_of(node.home):  # one that a test has frozen
+            for pid in agentnode.processes_of(node.home):  # one that a test has frozen
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGCONT)
         left = []
@@ -124,12 +116,12 @@ class Processes:
     """The processes of a job on one node, once its ranks run: `guard`, `supervisor`, the `launchers` (the
     supervisor where ranks start directly), the `wrappers` of the ranks, and `ranks`."""
 
-    def __init__(self, node: Node) -> None:
+    def __init__(self, node: agentnode.Node) -> None:
         self.supervisor = node.supervisor_pid()
         self.guard = parent_of(self.supervisor)
         path = node.folder() / "ranks"
         expected = node.state().expected or 0
-        until(lambda: len(list(path.glob("[0-9]*.json"))) >= expected)
+        agentnode.until(lambda: len(list(path.glob("[0-9]*.json"))) >= expected)
         self.ranks = [one.pid for one in node.state().ranks if one.pid]
         self.wrappers = [parent_of(pid) for pid in self.ranks]
         self.launchers = [parent_of(pid) for pid in self.wrappers]
@@ -160,7 +152,7 @@ def kill(*pids: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):  # the kernel ends a rank whose parent has ended
             os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + HANG_GUARD
-    while any(map(alive, pids)):
+    deadline = time.monotonic() + agentnode.HANG_GUARD
+    while any(map(agentnode.alive, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.01)

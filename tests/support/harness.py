@@ -128,7 +128,7 @@ class CommandLine:
         before `down`: 5 s may be too short here."""
         code = (
             "from cloudddp.config import timing\ntiming.current = lambda: "
-            f"timing.Timing(at_stake={seconds})\n"
+            f"timing.Timing(unsaved_work={seconds})\n"
             "from cloudddp.__main__ import main\nmain()"
         )
         return finished(self.start_code(code, *words), 0)

@@ -18,8 +18,6 @@ Attack = Callable[["HostileTransport", paramiko.Channel], None]
 class HostileTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko has no types
     """A server's side of a connection."""
 
-    silent_exchange = False  # whether it answers the client's part of a key exchange
-
     def send_payload(self, payload: bytes) -> None:
         """Send a packet, whatever is due at that moment."""
         packets: list[bytes] = []
@@ -35,11 +33,6 @@ class HostileTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko ha
         """Send bytes as they are."""
         with contextlib.suppress(EOFError):
             self.packetizer.write_all(data)
-
-    def _negotiate_keys(self, message: paramiko.Message) -> None:
-        if self.silent_exchange:
-            threading.Event().wait()
-        super()._negotiate_keys(message)
 
 
 class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
@@ -66,7 +59,7 @@ class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
             )
             channel.sendall(markers.stdout)
             channel.sendall_stderr(markers.stderr)
-            channel.recv(1)  # b"": the client has ended its input, and so has read that the command has begun
+            channel.recv(1)  # the client sends input, and so has read that the command has begun
             self._attack(self._transport, channel)
 
 

@@ -1,4 +1,5 @@
-"""Builders of the job states that nodes report, and of the state of following a job."""
+"""Builders of the job states that nodes report, of the state of following a job, and of the nodes of a
+launch."""
 
 from __future__ import annotations
 
@@ -6,9 +7,11 @@ from collections.abc import Iterable
 from typing import Any
 
 from cloudddp.agent.protocol.jobs import Failure, JobState, RankRecord, Verdict
+from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.job.follow.events import Event, JobUpdate, NodeLost
 from cloudddp.job.follow.state import FollowState
+from cloudddp.job.ranks import LaunchNode
 
 SIGTERM, SIGKILL = 15, 9
 
@@ -49,3 +52,13 @@ def followed(events: Iterable[Event], *, nodes: int = 2, at: float = 0.0) -> Fol
     for event in events:
         state = state.apply(event, at)
     return state
+
+
+def launch_node(number: int, **probed: Any) -> LaunchNode:
+    """A node that was probed; it has 8 CPUs by default."""
+    reply = {"cpus": 8, "free_port": 29500, "agent_port": 29501, "time": 0.0, "running": (), **probed}
+    return LaunchNode(
+        number,
+        f"10.0.0.{number + 1}",
+        ProbeReply(**reply, timer_state="", timer_next=""),  # type: ignore[arg-type]
+    )

@@ -21,7 +21,6 @@ from support.simlab import Laptop, Result, execute
 from cloudddp.simulator import control
 from cloudddp.simulator.hosts import lab_namespaces
 from cloudddp.simulator.linux import kernel
-from cloudddp.ssh.transport import make_transport
 
 ECHO = (
     "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
@@ -114,7 +113,6 @@ class LabLaptop(Laptop):
                         allow_agent=False,
                         look_for_keys=False,
                         timeout=300,
-                        transport_factory=make_transport,
                     )
             except (OSError, paramiko.SSHException, EOFError):
                 return None
@@ -190,8 +188,7 @@ def reachable(lab: control.Simulator, address: str, port: int, *, seconds: float
 def serve(client: paramiko.SSHClient, port: int = 4000) -> None:
     """Start a server on the node that sends every client the client's own address."""
     shell(
-        client,
-        f'rm -f up; nohup python3 -c "{ECHO}" {port} > up 2>&1 & until [ -s up ]; do sleep 0.05; done',
+        client, f'rm -f up; nohup python3 -c "{ECHO}" {port} > up 2>&1 & until [ -s up ]; do sleep 0.05; done'
     )
 
 

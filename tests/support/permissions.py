@@ -48,30 +48,19 @@ def run_every_verb(cli: CommandLine, sim: control.Simulator) -> dict[str, set[st
 
 def _verbs(cli: CommandLine, sim: control.Simulator) -> Iterator[tuple[str, Any]]:
     cli.env.update(CLOUDDDP_RENDEZVOUS="direct", CLOUDDDP_NPROC_PER_NODE="1", CLOUDDDP_STOP_GRACE="1")
-    cli.write(
-        "hi.py",
-        "import pathlib\npathlib.Path('runs').mkdir(exist_ok=True)\npathlib.Path('runs/a').write_text('a')\n",
-    )
+    cli.write("hi.py", "import os\nos.makedirs('runs', exist_ok=True)\nopen('runs/a', 'w').write('a')\n")
     cli.write("wait.py", "import time\ntime.sleep(600)\n")
     yield "doctor", _without_warnings(cli("doctor", "-n", "2", "-t", "g5.xlarge", "--json"))
     yield "capacity", cli("capacity", "-n", "1", "-t", "p4d.24xlarge")
     with _excluded_from_a_block(sim):
         yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")
     yield "up", cli("up", "-n", "2", "-t", "g5.xlarge")  # adopts it
-    yield "status", cli("status")
-    yield "ls", cli("ls", "--all-regions")
-    yield "launch", cli("launch", "hi.py")
-    yield "logs", cli("logs")
-    yield "jobs", cli("jobs")
-    yield "pull", cli("pull")
-    yield "exec", cli("exec", "true")
-    yield "ssh", cli("ssh", "0", "--", "true")
-    yield "sync", cli("sync")
-    yield "launch", cli("launch", "-d", "wait.py")
-    yield "cancel", cli("cancel")
-    yield "extend", cli("extend", "--hours", "1")
-    yield "allow-me", cli("allow-me")
-    yield "allow-me", cli("allow-me", "--anyone")
+    for line in (
+        *("status", "ls --all-regions", "launch hi.py", "logs", "jobs", "pull", "exec true"),
+        *("ssh 0 -- true", "sync", "launch -d wait.py", "cancel", "extend --hours 1"),
+        *("allow-me", "allow-me --anyone"),
+    ):
+        yield line.split()[0], cli(*line.split())
     change_caller(sim, cli.cluster)
     yield "allow-me", cli("allow-me")  # replaces the rule of another address
     yield "down", cli("down", "-y")
@@ -124,9 +113,8 @@ def change_caller(sim: control.Simulator, cluster: str) -> None:
     (rule,) = (one for one in group["IpPermissions"] if one.get("IpRanges"))
     ec2.revoke_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[rule])
     ranges = [{**rule["IpRanges"][0], "CidrIp": "198.51.100.77/32"}]
-    ec2.authorize_security_group_ingress(
-        GroupId=group["GroupId"], IpPermissions=[{**rule, "IpRanges": ranges}]
-    )
+    changed = {**rule, "IpRanges": ranges}
+    ec2.authorize_security_group_ingress(GroupId=group["GroupId"], IpPermissions=[changed])
 
 
 def _leave_remains(sim: control.Simulator, cluster: str) -> None:
@@ -153,16 +141,12 @@ def listed(value: Any) -> list[str]:
 
 def granted(name: str) -> set[str]:
     """Return every action that a policy allows somewhere, wildcards expanded with botocore's models."""
-    patterns = {
-        one for item in statements(name) if item["Effect"] == "Allow" for one in listed(item["Action"])
-    }
-    known = {action for service in _services(patterns) for action in operations(service)}
+    allowing = [item for item in statements(name) if item["Effect"] == "Allow"]
+    patterns = {one for item in allowing for one in listed(item["Action"])}
+    services = {one.partition(":")[0] for one in patterns}
+    known = {action for service in services for action in operations(service)}
     expanded = {action for action in known for one in patterns if matches(one.lower(), action.lower())}
     return expanded | {one for one in patterns if "*" not in one and "?" not in one}
-
-
-def _services(patterns: set[str]) -> set[str]:
-    return {one.partition(":")[0] for one in patterns}
 
 
 @functools.cache
@@ -181,9 +165,8 @@ def statement_for(action: str) -> dict[str, Any]:
     if not kinds:
         return {"Effect": "Allow", "Action": action, "Resource": "*"}
     keys = [set(facts["keys"]) for facts in kinds.values()]
-    tag = next(
-        (one for one in ("aws:RequestTag/", "aws:ResourceTag/") if all(one in own for own in keys)), ""
-    )
+    tags = ("aws:RequestTag/", "aws:ResourceTag/")
+    tag = next((one for one in tags if all(one in own for own in keys)), "")
     condition = {"Condition": {"StringLike": {tag + TAG: IS_CLUSTER}}} if tag else {}
     resources = [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]
     return {"Effect": "Allow", "Action": action, "Resource": resources, **condition}

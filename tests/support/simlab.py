@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from support.harness import until
 
 from cloudddp.simulator import control
-from cloudddp.ssh.transport import make_transport
 
 IMAGE_PARAMETER = (
     "/aws/service/deeplearning/ami/x86_64/oss-nvidia-driver-gpu-pytorch-2.12-ubuntu-24.04/latest/ami-id"
@@ -162,8 +161,6 @@ class Laptop:
             timeout=300,
             banner_timeout=30,
             auth_timeout=30,
-            # Tests share connections, and paramiko's own occasionally loses one.
-            transport_factory=make_transport,
         )
         return client
 

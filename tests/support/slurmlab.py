@@ -22,16 +22,11 @@ from pathlib import Path
 
 from support.harness import cannot, wait_for
 
-PROGRAMS = {
-    "slurmctld": "slurm-wlm",
-    "slurmd": "slurm-wlm",
-    "sbatch": "slurm-wlm",
+PROGRAMS = dict.fromkeys(("slurmctld", "slurmd", "sbatch"), "slurm-wlm") | {
     "munged": "munge",
     "ip": "iproute2",
-    "nsenter": "util-linux",
-    "setpriv": "util-linux",
-    "unshare": "util-linux",
 }
+PROGRAMS |= dict.fromkeys(("nsenter", "setpriv", "unshare"), "util-linux")
 HEAD = "head"
 NODES = {"n0": "ens5", "n1": "eth1"}  # the interface of each: the names differ
 GPUS = 2  # of each node, for Slurm: files stand for them
@@ -82,13 +77,8 @@ def require() -> None:
     missing = sorted({package for program, package in PROGRAMS.items() if _program(program) is None})
     if missing:
         cannot(f"not installed: {', '.join(missing)} (apt-get install {' '.join(missing)})")
-    tried = subprocess.run(
-        ["unshare", "--net", "--mount", "ip", "link", "add", "trial", "type", "bridge"],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT,
-        check=False,
-    )
+    words = "unshare --net --mount ip link add trial type bridge".split()
+    tried = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     if tried.returncode:
         cannot(f"namespaces or bridges are refused: {tried.stderr.strip()}")
 
@@ -105,19 +95,9 @@ class Host:
     daemons: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def inside(self, *command: str) -> list[str]:
-        return [
-            "nsenter",
-            f"--target={self.first}",
-            "--net",
-            "--mount",
-            "--uts",
-            "--ipc",
-            "--pid",
-            "--",
-            "env",
-            f"--chdir={self.folder}",
-            *command,  # nsenter --mount changes to the root folder
-        ]
+        # nsenter --mount changes to the root folder.
+        enter = f"nsenter --target={self.first} --net --mount --uts --ipc --pid -- env".split()
+        return [*enter, f"--chdir={self.folder}", *command]
 
     def end(self) -> None:
         self.keeper.kill()
@@ -172,16 +152,9 @@ class SlurmLab:
             f"NodeName={n} NodeAddr={n} CPUs={os.cpu_count()} RealMemory=100 Gres=gpu:{GPUS} State=UNKNOWN"
             for n in NODES
         ]
-        (self.folder / "slurm.conf").write_text(
-            CONFIGURATION.format(
-                head=HEAD,
-                head_address=addresses[HEAD],
-                kill_wait=KILL_WAIT,
-                folder=self.folder,
-                lost_after=self.lost_after,
-                nodes="\n".join(nodes),
-            )
-        )
+        given = {"head": HEAD, "head_address": addresses[HEAD], "kill_wait": KILL_WAIT, "folder": self.folder}
+        given |= {"lost_after": self.lost_after, "nodes": "\n".join(nodes)}
+        (self.folder / "slurm.conf").write_text(CONFIGURATION.format(**given))
         for number in range(GPUS):
             (self.folder / f"gpu{number}").touch()
         (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-{GPUS - 1}]\n")
@@ -200,14 +173,10 @@ class SlurmLab:
 
     def _keep(self, *command: str) -> subprocess.Popen[bytes]:
         """Start a process that ends with this one, however this one ends."""
+        words, nothing = ["setpriv", "--pdeathsig=KILL", *command], subprocess.DEVNULL
         with (self.folder / "hosts.log").open("ab") as log:
             return subprocess.Popen(
-                ["setpriv", "--pdeathsig=KILL", *command],
-                env=self.env,
-                cwd=self.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
+                words, env=self.env, cwd=self.folder, stdin=nothing, stdout=log, stderr=log
             )
 
     def _in_network(self, *command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
@@ -236,42 +205,25 @@ class SlurmLab:
         """Start a host and its daemons; also again, after it was ended."""
         assert self._network is not None
         interface = NODES.get(name, "eth0")
-        prepare = "\n".join(
-            [
-                f"hostname {name}",
-                f"mount --bind {self.folder}/hosts-{name} /etc/hosts",
-                "mkdir -p /run/munge",
-                "mount -t tmpfs -o mode=755 none /run/munge",
-                # Hosts of one kernel would have one id, also after a reboot.
-                "cat /proc/sys/kernel/random/uuid > /run/munge/boot-id",
-                "mount --bind /run/munge/boot-id /proc/sys/kernel/random/boot_id",
-                "ip link set lo up",
-                "ip link add docker0 type bridge",
-                "ip addr add 172.17.0.1/16 dev docker0",
-                "ip link set docker0 up",
-                "touch /run/munge/prepared",
-                "while :; do sleep 3600 & wait; done",  # process 1 adopts orphans, and has to wait for them
-            ]
-        )
-        keeper = self._keep(
-            "nsenter",
-            f"--target={self._network.pid}",
-            "--net",
-            "--mount",
-            "--",
-            "unshare",
-            "--net",
-            "--mount",
-            "--uts",
-            "--ipc",
-            "--pid",
-            "--fork",
-            "--kill-child=SIGKILL",
-            "--mount-proc",
-            "bash",
-            "-ec",
-            prepare,
-        )
+        # Hosts of one kernel would have one boot id, also after a reboot. Process 1 adopts orphans and has
+        # to wait for them.
+        prepare = f"""
+hostname {name}
+mount --bind {self.folder}/hosts-{name} /etc/hosts
+mkdir -p /run/munge
+mount -t tmpfs -o mode=755 none /run/munge
+cat /proc/sys/kernel/random/uuid > /run/munge/boot-id
+mount --bind /run/munge/boot-id /proc/sys/kernel/random/boot_id
+ip link set lo up
+ip link add docker0 type bridge
+ip addr add 172.17.0.1/16 dev docker0
+ip link set docker0 up
+touch /run/munge/prepared
+while :; do sleep 3600 & wait; done
+"""
+        alone = "unshare --net --mount --uts --ipc --pid --fork --kill-child=SIGKILL --mount-proc bash -ec"
+        enter = f"nsenter --target={self._network.pid} --net --mount -- {alone}"
+        keeper = self._keep(*enter.split(), prepare)
         first = wait_for(lambda: _child_of(keeper.pid), f"process 1 of {name}")
         host = self.hosts[name] = Host(name, self._address(name), keeper, first, self.project)
         wait_for(
@@ -285,17 +237,9 @@ class SlurmLab:
         self._in_network("ip", "link", "set", f"v-{name}", "master", "bridge", "up")
         self.on(name, "ip", "addr", "add", f"{host.address}/24", "dev", interface)
         self.on(name, "ip", "link", "set", interface, "up")
-        self._daemon(
-            host,
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={self.folder}/munge.key",
-            "--seed-file=/run/munge/seed",
-            "--pid-file=/run/munge/pid",
-            "--log-file=/run/munge/log",
-            "--socket=/run/munge/munge.socket.2",
-        )
+        own = "seed-file=/run/munge/seed pid-file=/run/munge/pid log-file=/run/munge/log".split()
+        munge = [f"key-file={self.folder}/munge.key", *own, "socket=/run/munge/munge.socket.2"]
+        self._daemon(host, "munged", "--foreground", "--force", *(f"--{word}" for word in munge))
         wait_for(lambda: self.on(name, "munge", "-n", check=False).returncode == 0, f"munge on {name}")
         self._daemon(host, *(("slurmctld", "-D") if name == HEAD else ("slurmd", "-D")))
 

@@ -8,8 +8,10 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,16 @@ from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.target import Target, generate_key
 
 USER = "ubuntu"
+PROGRAM = """
+import sys, threading
+from pathlib import Path
+from cloudddp.errors import ConnectError
+from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.running import CommandSpec
+from cloudddp.ssh.target import Target
+key, port, host = sys.argv[1:]
+target = Target('n', '127.0.0.1', int(port), 'ubuntu', Path(key), (host,))
+"""
 
 
 class Server:
@@ -94,15 +106,9 @@ class Server:
         self.port = self._listener.get_port()
 
     async def _run(self, process: Any) -> None:
-        child = await asyncio.create_subprocess_exec(
-            "sh",
-            "-c",
-            f"{self._start_file}\n{process.command}",
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), asyncio.subprocess.PIPE)
+        words = ("sh", "-c", f"{self._start_file}\n{process.command}")
+        child = await asyncio.create_subprocess_exec(*words, **pipes, start_new_session=True)  # type: ignore[arg-type]
         self._children.add(child)
         self._all.append(child)
 
@@ -180,15 +186,12 @@ class Site:
         return server
 
     def target(self, port: int, **changes: Any) -> Target:
-        values: dict[str, Any] = {
-            "label": "node 0 (i-0)",
-            "host": "127.0.0.1",
-            "port": port,
-            "user": USER,
-            "private_key": self.private_key,
-            "host_keys": (self.host.public,),
-        }
-        return Target(**{**values, **changes})
+        target = Target("node 0 (i-0)", "127.0.0.1", port, USER, self.private_key, (self.host.public,))
+        return replace(target, **changes)
+
+    def program(self, port: int, code: str) -> list[str]:
+        """Return a Python command that has `target`, of a port, and what code about connections imports."""
+        return [sys.executable, "-c", PROGRAM + code, str(self.private_key), str(port), self.host.public]
 
     def close(self) -> None:
         for server in self._servers:

@@ -15,8 +15,9 @@ from support.simlab import IMAGE_PARAMETER, client_of
 from cloudddp.aws import inventory
 from cloudddp.aws.client import AWS
 from cloudddp.aws.inventory import Instance, Resource
-from cloudddp.cli.actions.rehearsal import Nodes
+from cloudddp.cli.actions.rehearsal import PrintingRunner
 from cloudddp.cluster import teardown, up
+from cloudddp.cluster.connect import Reach
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
@@ -24,6 +25,10 @@ from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.simulator import control
 
 _NUMBERS = itertools.count(1)
+
+
+def _connect(found: Any, *_: Any) -> Any:
+    return PrintingRunner(found, gpus=found.gpus or 0, cpus=48)
 
 
 class Account:
@@ -40,11 +45,8 @@ class Account:
 
     def tags(self, kind: str, tags: dict[str, str] | None = None) -> list[dict[str, Any]]:
         """Return tags for a Create call; without `tags`, those of the cluster."""
-        own = {
-            "cloudddp:cluster": self.name,
-            "cloudddp:cluster-id": self.cluster_id,
-            "cloudddp:usd-per-node-hour": "1.50",
-        }
+        own = {"cluster": self.name, "cluster-id": self.cluster_id, "usd-per-node-hour": "1.50"}
+        own = {f"cloudddp:{name}": value for name, value in own.items()}
         pairs = [{"Key": key, "Value": value} for key, value in (own if tags is None else tags).items()]
         return [{"ResourceType": kind, "Tags": pairs}] if pairs else []
 
@@ -57,16 +59,13 @@ class Account:
 
     def up(self, clouds: Sequence[AWS] = (), *, options: Any = None, **settings: Any) -> list[str]:
         """Create the cluster, whose nodes answer at once; return the ids of its instances."""
+        calls = {"progress": self.progress.append, **(options or {})}
+        sources = calls.pop("ssh_sources", lambda *_: ("127.0.0.1/32",))
         result = up.up(
             clouds or [self.aws],
             self.spec(**settings),
-            **{
-                "progress": self.progress.append,
-                "dial": lambda found, *_: Nodes(found, gpus=found.gpus or 0, cpus=48),
-                "check_route": lambda _: None,
-                "ssh_sources": lambda *_: ("127.0.0.1/32",),
-                **(options or {}),
-            },
+            up.Callbacks(**calls),
+            reach=Reach(_connect, lambda _: None, sources),
         )
         return [node.id for node in result.cluster.nodes.values()]
 

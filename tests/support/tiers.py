@@ -22,10 +22,6 @@ SLOW = {
     "lab/test_lab_*.py": "namespace nodes",
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_sim_control.py::test_reused_pid_is_not_mistaken_for_the_server": "a simulator of its own",
-    "lab/test_late_messages.py": "the simulator's SSH server; tests/cli connects to it",
-    "lab/test_sim_addresses.py::test_lab_node_responds_on_its_elastic_ip": "namespace nodes",
-    "lab/test_sim_control.py::test_ssh_port_option": "a simulator of its own",
-    "lab/test_sim_efa.py::test_node_shows_an_efa_device_for_each_interface": "namespace nodes",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
     "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
@@ -65,7 +61,6 @@ SLOW = {
     "cli/test_malformed_answers.py::"
     "test_teardown_reports_answers_that_it_cannot_use": "answers of calls that create remain",
     "cli/test_what_is_sent.py::test_bytes_that_are_not_utf_8_are_carried": "test_sync_node.py has such names",
-    "lab/test_sim_addresses.py::test_public_addresses_are_unique_until_the_pool_is_empty": "256 nodes",
     "train/test_train_pipeline.py::test_sweep_times_every_mode_and_claims_no_speed_on_a_cpu": "a benchmark",
     # Jobs of torch; test_torchrun_across_nodes_trains_and_names_the_failing_rank remains.
     "cli/test_export_slurm.py::test_arguments_and_variables_reach_the_ranks_through_torchrun": "torch",
@@ -76,8 +71,31 @@ SLOW = {
     "node/test_abandoned_ranks.py": "waits; tests/node/test_kill.py has ranks without an agent",
     "node/test_notifications.py::test_delivery_that_never_ends_delays_no_job_and_the_node_ends": "waits 20 s",
     "node/test_copies.py": "boto3 in a process of its own, 2 s each",
-    "node/test_gang.py::test_early_exit_is_the_likely_cause_of_a_lost_connection": "torch",
-    "node/test_spread.py::test_nothing_is_sent_at_the_deadline": "waits",
+    "node/test_sync_node.py::test_second_sync_waits_for_the_first_one_and_then_refuses": "waits 20 s",
+    "node/test_data_from_s3.py::test_bucket_in_another_region_is_named": "boto3 in a process of its own",
+    "node/test_flight_recorder.py::test_analyzer_of_torch_names_the_rank": "torch; what it gets remains",
+    "unit/test_report_page.py::test_files_of_tensorboard_are_read": "torch; event files of our own remain",
+    "node/test_data_from_s3.py::test_object_that_is_refused_or_cut_short_is_named": "2 s of boto3 a case",
+    "node/test_data_from_s3.py::test_prefix_without_objects_is_refused": "boto3 in a process of its own",
+    "node/test_checkpoint_origins.py": "gangs; tests/unit/test_checkpoints.py has which ones are whole",
+    "node/test_data_from_s3.py::test_node_without_a_role_is_reported": "boto3 in a process of its own",
+    "node/test_straggler_detection.py::"
+    "test_straggler_is_named_on_all_nodes_and_noted_once_in_its_log_until_it_catches_up": "gangs",
+    "node/test_containers.py::test_setup_runs_in_the_container_once_for_each_image": "ranks in them remain",
+    "node/test_kill.py::test_lingering_launcher_is_ended_and_the_job_succeeds": "waits",
+    "node/test_notices.py::test_job_follows_a_deadline_that_is_moved": "waits; when it is announced remains",
+    "node/test_preflight.py::test_comparison_is_left_out_on_request": "gangs; what is compared remains",
+    "node/test_shared.py::test_shared_files_are_not_copied_between_nodes": "gangs",
+    "node/test_shared.py::test_results_in_a_shared_folder_are_those_of_the_first_node": "gangs",
+    "node/test_shared.py::test_first_node_that_was_replaced_is_mounted_anew": "the first mounts remain",
+    "node/test_stall.py::"
+    "test_stall_that_is_left_alone_is_kept_on_all_nodes_until_a_rank_does_something": "gangs",
+    "node/test_stall.py::test_all_nodes_are_unused_after_the_job": "waits; test_ending.py has the rule",
+    "node/test_spread.py::test_every_shared_file_is_on_all_nodes_in_its_newest_version": "gangs",
+    "node/test_spread.py::test_resumed_job_begins_with_the_newest_valid_snapshot": "a restart remains",
+    "node/test_spread.py::test_node_that_cannot_write_is_named_and_no_rank_starts": "gangs",
+    "unit/test_golden_requests.py::"
+    "test_requests_of_other_types_are_those_of_the_golden_file": "those of each kind of account remain",
     "node/test_spread.py::test_newest_snapshot_is_sent_to_the_first_node_that_stays": "gangs",
     "node/test_spread.py::test_snapshot_that_is_not_taken_is_named": "gangs",
     "node/test_huge_lines.py": "256 MB of output",
@@ -85,8 +103,6 @@ SLOW = {
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
     "node/test_ranks_alone.py": "2 s each",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
-    # Single tests of the agent.
-    "node/test_sync_node.py::test_folder_of_many_files": "20,000 files; few projects come near it",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
     "train/test_train_loader.py": "worker processes",
@@ -98,8 +114,6 @@ SLOW = {
     "train/test_train_run.py": "runs of the trainer as users start it",
     "train/test_train_sharded.py": "killed writers; tests/train/test_train_snapshot.py has damaged files",
     "train/test_train_smddp.py": "torch runs of scripts for SageMaker",
-    # The tests' own support.
-    "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "collects all tests",
 }
 
 # Files of which `make test` runs each test function with its first parameters only: the others are variants,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
-import boto3.session  # noqa: F401
+import boto3.session
 import botocore.endpoint
 import botocore.handlers
 import botocore.parsers
@@ -36,8 +36,9 @@ _shared.__enter__()
 _loader = botocore.session.Session().get_component("data_loader")
 for name in ("endpoints", "partitions", "_retry", "sdk-default-configuration"):
     _loader.load_data(name)
-for service in ("ec2", "sts", "ssm"):
-    _loader.load_service_model(service, "endpoint-rule-set-1")
+_session = boto3.session.Session("key", "secret", region_name="us-east-1")
+for service in ("ec2", "sts", "ssm", "service-quotas"):
+    _session.client(service)  # loads its rules and makes its class
     for name in _loader.load_service_model(service, "service-2")["operations"]:
         botocore.xform_name(name)  # fills its cache
 for section in schema.SECTIONS:

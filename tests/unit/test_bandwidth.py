@@ -53,14 +53,7 @@ def test_lines_of_ranks_are_decoded_and_bounded() -> None:
     assert preflight.read(line) == Measured((1, 2), 1e9)
     assert preflight.MARK == bandwidth.MARK
     assert preflight.read("epoch 1") is None
-    for wrong in (
-        {"bus": -1},
-        {"bus": "1"},
-        {"bus": 1e16},
-        {"nodes": ["0"]},
-        {"nodes": None},
-        {"more": 1},
-    ):
+    for wrong in ({"bus": -1}, {"bus": "1"}, {"bus": 1e16}, {"nodes": ["0"]}, {"nodes": None}, {"more": 1}):
         assert preflight.read(preflight.MARK + json.dumps(fine | wrong)) is None
     assert preflight.read(preflight.MARK + "[" * 100_000) is None
 

@@ -18,7 +18,7 @@ from cloudddp.agent.protocol.checkpoints import (
     refusal,
 )
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.sharing import Copy, Offer, Offered, copies
+from cloudddp.agent.protocol.sharing import Copy, Offered, SharedFiles, copies
 
 A, B = "20261128-100000-aaaa", "20261128-110000-bbbb"
 SECOND = 10**9
@@ -208,21 +208,19 @@ def test_files_of_a_checkpoint() -> None:
     assert folder_of("out/log", ["out"]) is None
 
 
-@pytest.mark.parametrize(
-    "change", [{"names": ("../x",)}, {"folder": "/etc"}, {"job": "../x"}, {"problem": "x" * 501}]
-)
-def test_hostile_parts_are_refused(change: dict[str, object]) -> None:
-    with pytest.raises(ProtocolError):
-        replace(NEW, **change)  # type: ignore[arg-type]
+def test_hostile_parts_are_refused() -> None:
+    for change in ({"names": ("../x",)}, {"folder": "/etc"}, {"job": "../x"}, {"problem": "x" * 501}):
+        with pytest.raises(ProtocolError):
+            replace(NEW, **change)  # type: ignore[arg-type]
 
 
 def planned(*parts: Part, replaces: bool) -> list[Copy]:
     """What is copied if nodes have all of this, as they wrote it. A last one has nothing."""
     offers = {
-        node: Offer(tuple(Offered(f"{one.folder}/{name}", 1, 5) for name in one.names), parts=(one,))
+        node: SharedFiles(tuple(Offered(f"{one.folder}/{name}", 1, 5) for name in one.names), parts=(one,))
         for node, one in enumerate(parts)
     }
-    offers[len(parts)] = Offer(())
+    offers[len(parts)] = SharedFiles(())
     return copies(offers, {node: f"i-{node}" for node in offers}, every=True, replaces=replaces)
 
 
@@ -231,14 +229,13 @@ def test_only_a_complete_checkpoint_is_copied_and_not_beside_files_of_another() 
     older = part(2, 3, at=1, job="0")
     for replaces, lacking in ((False, (2,)), (True, (1, 2))):
         found = planned(WHOLE, older, replaces=replaces)
-        assert {(copy.holders, copy.lacking) for copy in found} == {((0,), lacking)}
-        assert len(found) == 5
+        assert ({(copy.holders, copy.lacking) for copy in found}, len(found)) == ({((0,), lacking)}, 5)
     both = {(copy.file.path, copy.lacking) for copy in planned(NEW, part(2, 3, at=100), replaces=False)}
     assert both == {
         *((f"ckpt/latest/{name}", (1, 2)) for name in NEW.names),
         *((f"ckpt/latest/{name}", (0, 2)) for name in ALL[2:]),
     }
-    unknown = {0: Offer((Offered("ckpt/latest/.metadata", 1, 5),)), 1: Offer(())}
+    unknown = {0: SharedFiles((Offered("ckpt/latest/.metadata", 1, 5),)), 1: SharedFiles(())}
     for replaces in (False, True):
         for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, older)):
             assert planned(*parts, replaces=replaces) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.jobs.clocks import Clocks, ahead
+from agent.jobs.job_record import Clocks, ahead
 
 MS = 1_000_000
 FEW = [3, 1, 2, 9, 9, 9, 9, 9, 9, 9]  # ms: the clocks are alike, and messages take so long

@@ -13,32 +13,6 @@ import pytest
 from support import simulators, tiers
 from support.harness import ROOT, TIMEOUT, clean_environment, wait_for
 from support.processes import Process
-from support.skips import Skips
-
-WITH_TORCH = {"train", "examples"}  # its subject is torch
-
-
-def test_collection_imports_torch_only_for_tests_of_torch() -> None:
-    folders = [
-        str(path)
-        for path in sorted(tiers.TESTS.iterdir())
-        if path.name not in WITH_TORCH and any(path.rglob("test_*.py"))
-    ]
-    code = (
-        "import sys, pytest\n"
-        "code = pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', *sys.argv[1:]])\n"
-        "assert code == 0, code\n"
-        "print('imported:', sorted({'torch', 'torchvision', 'sklearn', 'tensorboard'} & sys.modules.keys()))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code, *folders],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.endswith("imported: []\n"), done.stdout[-2000:] + done.stderr
 
 
 def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,26 +26,14 @@ def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pyt
 def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path: Path) -> None:
     skipped = "tests/unit/test_collection.py::test_entry_of_the_slow_tests_that_names_nothing_is_an_error"
     (tmp_path / "skips").write_text(f"{skipped}\n")
-    collect = "-m pytest --collect-only -q -p no:cacheprovider tests/unit/test_collection.py"
+    files = "tests/unit/test_collection.py tests/node/test_ranks_alone.py"
+    collect = f"-m pytest --collect-only -q -p no:cacheprovider {files}"
     env = clean_environment(TEST_SKIPPED=str(tmp_path / "skips"))
     done = subprocess.run(
         [sys.executable, *collect.split()], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     )
-    slow = "tests/unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch"
+    slow = "tests/node/test_ranks_alone.py::test_node_that_trains_alone_is_named_once"
     assert {line for line in done.stdout.splitlines() if "::" in line} == {slow, skipped}
-
-
-def test_ids_of_skipped_tests_and_files_are_written(tmp_path: Path) -> None:
-    plugin = Skips(tmp_path / "skips")
-    names = {"a.py::test_b[x]@group": "skipped", "a.py::test_b[x@y]": "skipped", "a.py::test_c": "passed"}
-    for name, outcome in names.items():
-        report = pytest.TestReport(name, ("", None, ""), {}, outcome, None, "setup")  # type: ignore[arg-type]
-        plugin.pytest_runtest_logreport(report)
-    plugin.pytest_collectreport(pytest.CollectReport("d.py", "skipped", None, []))
-    assert (tmp_path / "skips").read_text() == "a.py::test_b[x]\na.py::test_b[x@y]\nd.py\n"
-
-
-# -- processes -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("code", [0, 2, -9])
@@ -109,9 +71,6 @@ def test_simulators_end_with_the_test_process(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate()
     wait_for(lambda: not simulators.running(tmp_path), "the simulator has ended")
-
-
-# -- documents -----------------------------------------------------------------------------------------------
 
 
 def test_names_of_tests_in_documents_exist() -> None:

@@ -1,15 +1,17 @@
-"""How long a cluster may live, what it costs, and what `cost` says of clusters that are gone."""
+"""How long a cluster may live, what it costs, what `cost` says of those that are gone, and regions."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import botocore.session
 import pytest
 from support.instances import inventory_instance
 
+from cloudddp.aws import client
 from cloudddp.cli.views.costs import costs_text
 from cloudddp.cluster import prices
 from cloudddp.cluster.costs import ClusterCost, collect
@@ -18,25 +20,14 @@ from cloudddp.cluster.plan import lifetime
 from cloudddp.cluster.prices import Cost, Price
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError
+from cloudddp.formats import region_list
 from cloudddp.local_state import ClusterFolder, ClusterRecord, history
-from cloudddp.tags import Tags, iso, parse_time
-
-# --  `cost` -------------------------------------------------------------------------------------------------
-
+from cloudddp.tags import Tags, parse_time
 
 START = datetime(2026, 11, 20, 12, tzinfo=UTC)
 HOUR = timedelta(hours=1)
-RECORD = ClusterRecord(
-    "c-0123456789",
-    "demo",
-    "us-east-1",
-    "",
-    "2026-11-20T20:00:00Z",
-    project="digits",
-    created="2026-11-20T12:00:00Z",
-    nodes=2,
-    node_hour=1.5,
-)
+RECORD = ClusterRecord("c-0123456789", "demo", "us-east-1", "", "2026-11-20T20:00:00Z", project="digits")
+RECORD = replace(RECORD, created="2026-11-20T12:00:00Z", nodes=2, node_hour=1.5)
 
 
 @pytest.fixture
@@ -71,20 +62,17 @@ def test_cost_of_a_cluster_that_aws_does_not_list(
     (one,) = found(record, hours=hours)
     assert (one.usd, one.usd_is_at_most, one.running) == (cost.usd, cost.at_most, running)
     assert (one.project, one.month) == ("digits", "2026-11")
+    if cost.usd is None:
+        assert costs_text([one]).count("unknown") == 3, "the cluster, its month, the total"
 
 
-def test_unknown_price_is_unknown_and_not_0(found: Any) -> None:
-    (one,) = found(replace(RECORD, node_hour=None), hours=100)
-    assert costs_text([one]).count("unknown") == 3  # the cluster, its month, the total
-    assert one.usd is None
-
-
-@pytest.mark.parametrize("journal", ["absent", "unreadable"])
-def test_cluster_without_nodes_is_left_out(found: Any, journal: str) -> None:
+@pytest.mark.usefixtures("found")
+def test_cluster_without_nodes_is_left_out() -> None:
+    """Its journal is absent, or unreadable."""
     folder = ClusterFolder(RECORD.id)
     folder.create(RECORD, private_key="k", host_public="k")
-    if journal == "unreadable":
-        (folder.path / "journal.jsonl").mkdir()
+    assert history("") == []
+    (folder.path / "journal.jsonl").mkdir()
     assert history("") == []
 
 
@@ -92,15 +80,8 @@ def test_damaged_record_is_an_unknown_cost_and_does_not_hide_the_others(found: A
     folder = ClusterFolder("c-9999999999")
     folder.create(replace(RECORD, id="c-9999999999", usd=-5.0), private_key="k", host_public="k")
     folder.journal_created(["i-2"])
-    assert [(one.cluster_id, one.usd) for one in found(RECORD, hours=2)] == [
-        (folder.id, None),
-        (RECORD.id, 6.0),
-    ]
-
-
-def test_record_of_an_earlier_version_has_the_name_for_the_project(found: Any) -> None:
-    (one,) = found(ClusterRecord("c-0123456789", "demo", "us-east-1", "", "2026-11-20T20:00:00Z"), hours=100)
-    assert (one.project, one.usd, one.month) == ("demo", None, None)
+    shown = [(one.cluster_id, one.usd) for one in found(RECORD, hours=2)]
+    assert shown == [(folder.id, None), (RECORD.id, 6.0)]
 
 
 def test_what_aws_lists_comes_first(found: Any) -> None:
@@ -111,11 +92,8 @@ def test_what_aws_lists_comes_first(found: Any) -> None:
         Cluster.of([inventory_instance("i-1", one)], name=one.cluster, cluster_id=one.cluster_id, region="r")
         for one in (tags, other)
     )
-    shown = found(RECORD, hours=3, listed=listed)
-    assert [(one.project, one.usd, one.running) for one in shown] == [
-        ("digits", 3.0, True),
-        ("other", 3.0, True),
-    ]
+    shown = [(one.project, one.usd, one.running) for one in found(RECORD, hours=3, listed=listed)]
+    assert shown == [("digits", 3.0, True), ("other", 3.0, True)]
 
 
 def test_sums_by_month_and_project() -> None:
@@ -141,13 +119,6 @@ NOW = datetime(2026, 11, 20, 12, 0, 0, 654321, tzinfo=UTC)
 DOLLAR = Price(node_hour=1.0, nodes=2, disk_gb=0, source="given")
 
 
-# -- the deadline --------------------------------------------------------------------------------------------
-
-
-def test_max_cost_never_extends_max_hours() -> None:
-    assert lifetime(ClusterSpec(max_hours=1.0, max_cost=1e6), DOLLAR) == timedelta(hours=1)
-
-
 @pytest.mark.parametrize(
     ("spec", "minutes"), [(ClusterSpec(max_hours=0.16), "9.6"), (ClusterSpec(max_cost=0.3), "8.9")]
 )
@@ -155,6 +126,7 @@ def test_lifetime_too_short_to_boot_is_refused(spec: ClusterSpec, minutes: str) 
     expected = rf"would terminate {minutes} minutes after its start: .* \$2\.01 an hour"
     with pytest.raises(UsageError, match=expected):
         lifetime(spec, DOLLAR)
+    assert lifetime(ClusterSpec(max_hours=1.0, max_cost=1e6), DOLLAR) == timedelta(hours=1)
 
 
 @pytest.mark.parametrize("node_hour", [1.0, 0.526, 1.006, 21.958, 0.0131, 113.933])
@@ -167,26 +139,16 @@ def test_suggested_max_cost_is_sufficient(node_hour: float) -> None:
     assert advised - 0.01 <= price.hour / 6  # and not a cent more
 
 
-def test_times_round_trip_through_tags() -> None:
-    assert parse_time(iso(NOW)) == NOW.replace(microsecond=0)
-    assert iso(NOW.astimezone(timezone(timedelta(hours=5)))) == iso(NOW)
-
-
 @pytest.mark.parametrize("text", ["", "soon", "2026-13-01T00:00:00Z"])
 def test_invalid_time_parses_to_none(text: str) -> None:
     assert parse_time(text) is None
 
 
-# -- the price -----------------------------------------------------------------------------------------------
-
-
 def test_price_is_that_of_its_region_and_has_a_date() -> None:
-    found = prices.listed("g5.xlarge", "us-east-1")
-    assert found is not None
-    assert (found.usd, found.source) == (1.006, "on-demand list price of 2026-07-20")
-    other = prices.listed("g5.xlarge", "eu-west-1")
-    assert other is not None
-    assert (other.usd, other.source) == (1.123, "on-demand list price of 2026-01-21")
+    for region, usd, date in (("us-east-1", 1.006, "2026-07-20"), ("eu-west-1", 1.123, "2026-01-21")):
+        found = prices.listed("g5.xlarge", region)
+        assert found is not None
+        assert (found.usd, found.source) == (usd, f"on-demand list price of {date}")
     assert prices.listed("g5.nonsense", "us-east-1") is None
     assert prices.listed("g5.xlarge", "mars-north-1") is None
 
@@ -220,6 +182,24 @@ def test_capacity_block_ends_a_cluster_earlier_and_never_later(minutes: int, exp
 
 def test_capacity_block_that_ends_before_the_nodes_have_booted_is_refused() -> None:
     with pytest.raises(
-        UsageError, match=r"ends too soon: its nodes have to terminate by 2026-11-20 12:09 UTC"
+        UsageError, match="ends too soon: its nodes have to terminate by 2026-11-20 12:09 UTC"
     ):
         lifetime(ClusterSpec(), DOLLAR, NOW, NOW + timedelta(minutes=9))
+
+
+def test_regions_are_those_of_botocore() -> None:
+    session = botocore.session.Session()
+    partitions = session.get_available_partitions()
+    theirs = [one for name in partitions for one in session.get_available_regions("ec2", partition_name=name)]
+    assert sorted(client.regions(session)) == sorted(theirs)
+    assert {"us-east-1", "cn-north-1", "us-gov-west-1"} <= set(theirs)
+
+
+def test_many_regions_are_counted() -> None:
+    for names, shown in (
+        ("a", "a"),
+        ("abcd", "a, b, c, d"),
+        ("abcde", "a, b, c and 2 other regions"),
+        ("", ""),
+    ):
+        assert region_list(names) == shown

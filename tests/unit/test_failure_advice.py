@@ -11,23 +11,26 @@ from cloudddp.job.failure_text import advice
 from cloudddp.job.project_scan import import_advice
 
 
+def advised(line: str, *, simulated: bool = False, environment: str = "", listed: bool = False) -> str:
+    return advice(
+        last_error(["Traceback", line]),
+        simulated=simulated,
+        environment=environment,
+        listed=listed,
+        why_missing=lambda name: "data/a.bin is here" if name == "data/a.bin" else "",
+    )
+
+
+NO_MODULE = "ModuleNotFoundError: No module named "
+
+
 @pytest.mark.parametrize(
     ("line", "environment", "listed", "expected"),
     [
+        (f"{NO_MODULE}'hydra'", "", False, "list the package that provides hydra in requirements.txt"),
+        (f"{NO_MODULE}'hydra.core'", "uv.lock", False, 'add [setup] environment = "uv.lock"'),
         (
-            "ModuleNotFoundError: No module named 'hydra'",
-            "",
-            False,
-            "list the package that provides hydra in requirements.txt",
-        ),
-        (
-            "ModuleNotFoundError: No module named 'hydra.core'",
-            "uv.lock",
-            False,
-            'add [setup] environment = "uv.lock"',
-        ),
-        (
-            "/opt/py/bin/python3: No module named pkg",
+            "/opt/python3: No module named pkg",
             "req.txt",
             True,
             "add the package that provides pkg to req.txt",
@@ -36,39 +39,20 @@ from cloudddp.job.project_scan import import_advice
 )
 def test_missing_module(line: str, environment: str, listed: bool, expected: str) -> None:
     for simulated in (False, True):
-        found = advice(
-            last_error(["Traceback", line]),
-            simulated=simulated,
-            environment=environment,
-            listed=listed,
-            why_missing=lambda _: "",
-        )
-        assert expected in found
+        assert expected in advised(line, simulated=simulated, environment=environment, listed=listed)
 
 
 @pytest.mark.parametrize(
     ("line", "simulated", "expected"),
     [
-        ("ModuleNotFoundError: No module named 'torch'", True, "install torch on this computer"),
-        (
-            "ModuleNotFoundError: No module named 'torch.distributed'",
-            False,
-            "the package that provides torch",
-        ),
+        (f"{NO_MODULE}'torch'", True, "install torch on this computer"),
+        (f"{NO_MODULE}'torch.distributed'", False, "the package that provides torch"),
         ("t.py: error: the following arguments are required: --x, --local_rank", False, "LOCAL_RANK"),
         ("t.py: error: the following arguments are required: --local-rank", False, "LOCAL_RANK"),
         ("RuntimeError: Found no NVIDIA driver on your system.", True, "have no GPUs"),
         ("RuntimeError: Found no NVIDIA driver on your system.", False, ""),
-        (
-            "FileNotFoundError: [Errno 2] No such file or directory: 'data/a.bin'",
-            False,
-            "data/a.bin is here",
-        ),
-        (
-            "[rank1]: RuntimeError: No such file or directory: 'data/a.bin'",
-            False,
-            "data/a.bin is here",
-        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: 'data/a.bin'", False, "data/a.bin is here"),
+        ("[rank1]: RuntimeError: No such file or directory: 'data/a.bin'", False, "data/a.bin is here"),
         ("FileNotFoundError: [Errno 2] No such file or directory: 'other'", False, ""),
         ("FileNotFoundError: Checkpoint file not found: data/a.bin. Aborting.", False, "data/a.bin is here"),
         ('Error: No such file or directory (os error 2): "data/a.bin"', False, "data/a.bin is here"),
@@ -81,37 +65,24 @@ def test_missing_module(line: str, environment: str, listed: bool, expected: str
             False,
             "/dev/shm",
         ),
-        (
-            "RuntimeError: unable to write to file </torch_19_3_0>: No space left on device (28)",
-            False,
-            "/dev/shm",
-        ),
+        ("RuntimeError: unable to write to file </torch_1>: No space left on device (28)", False, "/dev/shm"),
     ],
 )
 def test_advice(line: str, simulated: bool, expected: str) -> None:
-    found = advice(
-        last_error(["Traceback", line]),
-        simulated=simulated,
-        environment="",
-        listed=False,
-        why_missing=lambda name: "data/a.bin is here" if name == "data/a.bin" else "",
-    )
+    found = advised(line, simulated=simulated)
     assert expected in found
     assert bool(found) == bool(expected)
 
 
 NO_PARENT = "ImportError: attempted relative import with no known parent package"
-MISSING = "[rank0]: ModuleNotFoundError: No module named "
+MISSING = f"[rank0]: {NO_MODULE}"
 FRAMES = ' File "/x/a.py", line 1, in x\n File "/x/project/{}", line 2, in y\n'
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            FRAMES.format("src/mylm/train.py") + NO_PARENT,
-            "start it as `-m mylm.train`, and add [job] env = {",
-        ),
+        (FRAMES.format("src/mylm/train.py") + NO_PARENT, "as `-m mylm.train`, and add [job] env = {"),
         (FRAMES.format("my/train.py") + NO_PARENT, "start it as `-m my.train`"),
         (FRAMES.format("train.py") + NO_PARENT, ""),  # in no package
         (FRAMES.format("../my/train.py") + NO_PARENT, ""),
@@ -131,9 +102,6 @@ def test_modules_of_the_project(tmp_path: Path, text: str, expected: str) -> Non
     found = import_advice(text.splitlines(), tmp_path)
     assert expected in found
     assert bool(found) == bool(expected)
-
-
-# -- the error -----------------------------------------------------------------------------------------------
 
 
 HEAD = ["Traceback (most recent call last):", '  File "t.py", line 3, in <module>', "    f()"]

@@ -11,10 +11,7 @@ from support.jobstates import agreed, followed, lost, rank, update
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.config.timing import Timing
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.decide import (
-    Action,
-    decide,
-)
+from cloudddp.job.follow.decide import Action, decide
 from cloudddp.job.follow.events import (
     AwsAsked,
     AwsReport,
@@ -38,7 +35,8 @@ SUCCEEDED = [update(0, "running", rank(0, 0)), update(1, "running", rank(1, 0))]
 FINISHED = [NodeFinished(0), NodeFinished(1)]
 AGREED = [update(0, "failed", rank(0, 7), verdict=agreed()), NodeFinished(0)]
 NAMED = [update(0, "failed", verdict=agreed(first=Failure(1, Cause.AGENT))), NodeFinished(0)]
-UNKNOWN = [NodeQuiet(1), AwsAsked(), AwsReport()]
+ANSWERED = [AwsAsked(), AwsReport()]
+UNKNOWN, GONE = [NodeQuiet(1), *ANSWERED], AwsReport((lost(1, ended=True),))
 FAULTY = NodeLost(1, "junk", 1.0, error=NodeError("junk"))
 
 
@@ -50,9 +48,7 @@ def case(name: str, events: Sequence[Event], action: Action, *, after: float = 1
 @pytest.mark.parametrize(
     ("events", "after", "action"),
     [
-        case("nothing is known yet", [], CONTINUE),
         case("the job runs", RUNNING, CONTINUE),
-        case("the job runs for days", RUNNING, CONTINUE, after=1e6),
         case("one node has finished", [*RUNNING, NodeFinished(0)], CONTINUE),
         case("all nodes have finished", [*SUCCEEDED, *FINISHED], DONE),
         case("a reader has read all", [*RUNNING, *FINISHED], DONE),
@@ -61,17 +57,8 @@ def case(name: str, events: Sequence[Event], action: Action, *, after: float = 1
         case("the job fails and ends at once", [*FAILED, *FINISHED], DONE),
         case("torchrun waits at its exit barrier", SUCCEEDED, CONTINUE, after=1e6),
         case("the nodes have agreed, and one of them still ends", [*RUNNING, *AGREED], CONTINUE, after=1e6),
-        case(
-            "the nodes have agreed, without one that is quiet",
-            [*RUNNING, *AGREED, NodeQuiet(1)],
-            ASK_AWS,
-        ),
-        case("AWS is asked about it", [*RUNNING, *AGREED, NodeQuiet(1), AwsAsked()], CONTINUE, after=1e6),
-        case(
-            "AWS knows nothing about it, and it was not connected to again",
-            [*RUNNING, *AGREED, *UNKNOWN],
-            CONTINUE,
-        ),
+        case("the nodes have agreed, without one that is quiet", [*RUNNING, *AGREED, NodeQuiet(1)], ASK_AWS),
+        case("AWS knows nothing, and it was not connected to again", [*RUNNING, *AGREED, *UNKNOWN], CONTINUE),
         case("it cannot be connected to again", [*RUNNING, *AGREED, *UNKNOWN, NodeUnreachable(1)], DONE),
         case("it sends nothing on a new connection", [*RUNNING, *AGREED, *UNKNOWN, NodeReconnected(1)], DONE),
         case(
@@ -82,19 +69,8 @@ def case(name: str, events: Sequence[Event], action: Action, *, after: float = 1
         case("the quiet node responds again", [*RUNNING, *AGREED, NodeQuiet(1), NodeResponding(1)], CONTINUE),
         # The others have lost a node, and this computer has not noticed it: its connection says nothing.
         case("the verdict names a node as lost", [*RUNNING, *NAMED], ASK_AWS),
-        case("AWS says that it runs", [*RUNNING, *NAMED, AwsAsked(), AwsReport()], CONTINUE),
-        case(
-            "AWS is soon asked again",
-            [*RUNNING, *NAMED, AwsAsked(), AwsReport()],
-            ASK_AWS,
-            after=T.ask_soon,
-        ),
-        case(
-            "AWS says that it has ended",
-            [*RUNNING, *NAMED, AwsAsked(), AwsReport((lost(1, ended=True),))],
-            DONE,
-        ),
-        case("the node that the verdict names has finished", [*RUNNING, *NAMED, NodeFinished(1)], DONE),
+        case("AWS is soon asked again", [*RUNNING, *NAMED, *ANSWERED], ASK_AWS, after=T.ask_soon),
+        case("AWS says that it has ended", [*RUNNING, *NAMED, AwsAsked(), GONE], DONE),
         # A node is lost.
         case("a node is lost", [*RUNNING, lost(1)], CONTINUE),
         case("a node is lost after the other has finished", [*RUNNING, NodeFinished(0), lost(1)], DONE),
@@ -104,25 +80,10 @@ def case(name: str, events: Sequence[Event], action: Action, *, after: float = 1
         # A node is quiet.
         case("a node is quiet", [*RUNNING, NodeQuiet(1)], ASK_AWS),
         case("both nodes are quiet", [*RUNNING, NodeQuiet(0), NodeQuiet(1)], ASK_AWS),
-        case("a query to AWS is in progress", [NodeQuiet(1), AwsAsked()], CONTINUE, after=1e6),
-        case(
-            "AWS has just been queried",
-            [NodeQuiet(1), AwsAsked(), AwsReport()],
-            CONTINUE,
-            after=T.ask_again - 1,
-        ),
-        case(
-            "AWS is queried again",
-            [NodeQuiet(1), AwsAsked(), AwsReport()],
-            ASK_AWS,
-            after=T.ask_again,
-        ),
+        case("AWS has just been queried", UNKNOWN, CONTINUE, after=T.ask_again - 1),
+        case("AWS is queried again", UNKNOWN, ASK_AWS, after=T.ask_again),
         case("the node responds again", [NodeQuiet(1), NodeResponding(1)], CONTINUE),
-        case(
-            "AWS reports that the instance has ended",
-            [*RUNNING, NodeQuiet(1), AwsAsked(), AwsReport((lost(1, ended=True),))],
-            CONTINUE,
-        ),
+        case("AWS reports that it has ended", [*RUNNING, NodeQuiet(1), AwsAsked(), GONE], CONTINUE),
     ],
 )
 def test_decide(events: Sequence[Event], after: float, action: Action) -> None:

@@ -14,13 +14,7 @@ from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
 from cloudddp.errors import NodeError
-from cloudddp.job.follow.events import (
-    Event,
-    JobUpdate,
-    LogData,
-    NodeFinished,
-    NodeLost,
-)
+from cloudddp.job.follow.events import Event, JobUpdate, LogData, NodeFinished, NodeLost
 from cloudddp.job.follow.state import TAIL_LINES
 from cloudddp.job.follow.verdict import JobResult, verdict
 
@@ -33,6 +27,12 @@ SUCCEEDED = [update(node, "succeeded", rank(node, 0)) for node in range(2)]
 LOST = lost(1, NOW - 10.0)
 NODE_1_LOST = "failed 1: node 1 was lost: not responding for 10 s (no route to host)"
 OFFLINE = "unknown 1: lost connection to all nodes; the job may still be running"
+BY_RANK_1, NO_REASON = (
+    "failed 7: rank 1 on node 1 exited with code 7",
+    "its ranks were ended, and no node knows why",
+)
+STOPPED, FAILED = update(0, "failed", killed(0, SIGTERM, asked=True)), update(0, "failed", rank(0, 7, 1.0))
+ALL_DONE = update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded"))
 
 
 def result(events: Sequence[Event], *, nodes: int = 2) -> JobResult:
@@ -53,12 +53,7 @@ def ended(name: str, expected: str, *events: Event) -> Any:
     ("events", "expected"),
     [
         ended("all succeeded", "succeeded 0", SUCCEEDED[0], SUCCEEDED[1]),
-        ended(
-            "a rank failed",
-            "failed 7: rank 1 on node 1 exited with code 7",
-            update(0, "failed", killed(0, SIGTERM, asked=True)),
-            update(1, "failed", rank(1, 7, 10.0)),
-        ),
+        ended("a rank failed", BY_RANK_1, STOPPED, update(1, "failed", rank(1, 7, 10.0))),
         ended("cancelled", "cancelled 130", update(0, "cancelled"), update(1, "cancelled")),
         ended(
             "preempted",
@@ -66,84 +61,46 @@ def ended(name: str, expected: str, *events: Event) -> Any:
             update(0, "failed", rank(0, 143, 5.0), training=SAVED),
             update(1, "failed", rank(1, 143)),
         ),
-        ended(
-            "no record is readable",
-            "failed 1: its ranks were ended, and no node knows why",
-            update(0, "lost"),
-            SUCCEEDED[1],
-        ),
+        ended("no record is readable", f"failed 1: {NO_REASON}", update(0, "lost"), SUCCEEDED[1]),
         ended("still running, for a reader", "running 0", RUNNING[0], RUNNING[1]),
-        ended("nothing is known, for a reader", "running 0"),
         # The nodes have agreed.
         ended(
             "the verdict names another cause than the clocks of the nodes",
-            "failed 7: rank 1 on node 1 exited with code 7",
+            BY_RANK_1,
             update(0, "failed", rank(0, 1, 5.0), verdict=agreed("failed", RANK_1, 7)),
             update(1, "failed", rank(1, 7, 10.0), verdict=agreed("failed", RANK_1, 7)),
         ),
-        case(
-            "a node was lost to this computer alone",
-            "succeeded 0",
-            update(0, "succeeded", rank(0, 0), verdict=agreed("succeeded")),
-            RUNNING[1],
-            NodeFinished(0),
-            LOST,
-        ),
+        case("lost to this computer alone", "succeeded 0", ALL_DONE, RUNNING[1], NodeFinished(0), LOST),
         case(
             "a node was lost, and a rank of another one had failed before",
-            "failed 7: rank 1 on node 1 exited with code 7",
+            BY_RANK_1,
             update(0, "failed", rank(0, 1), verdict=agreed("failed", RANK_1, 7)),
             NodeFinished(0),
             lost(1, 1.0),
         ),
         ended(
             "no node knows why",
-            "failed 143: its ranks were ended, and no node knows why",
+            f"failed 143: {NO_REASON}",
             update(0, "failed", rank(0, 143), verdict=agreed("failed", None, 143)),
         ),
         # Nodes are lost.
         case("a node was lost", NODE_1_LOST, RUNNING[0], LOST),
         case(
-            "the other ranks were stopped because of it",
-            NODE_1_LOST,
-            LOST,
-            update(0, "failed", killed(0, SIGTERM, asked=True)),
-            NodeFinished(0),
-        ),
-        case(
-            "the other ranks failed because of it",
-            NODE_1_LOST,
-            update(0, "failed", rank(0, 1, 995.0)),
-            LOST,
-            NodeFinished(0),
-        ),
-        case(
-            "a node was lost after it had succeeded",
-            NODE_1_LOST,
-            SUCCEEDED[0],
-            SUCCEEDED[1],
-            NodeFinished(0),
-            LOST,
+            "ranks failed of it", NODE_1_LOST, update(0, "failed", rank(0, 1, 995.0)), LOST, NodeFinished(0)
         ),
         case("offline", OFFLINE, RUNNING[0], lost(0, 990.0), LOST),
-        case(
-            "offline, after a rank failed",
-            OFFLINE,
-            update(0, "failed", rank(0, 7, 1.0)),
-            lost(0, 990.0),
-            LOST,
-        ),
+        case("offline, after a rank failed", OFFLINE, FAILED, lost(0, 990.0), LOST),
         case("one instance has ended, the other node is lost", OFFLINE, lost(0, 990.0, ended=True), LOST),
         case(
             "all instances have ended",
-            "failed 1: none of its nodes is running any more; node 0: no route to host",
+            "failed 1: none of its nodes is still running; node 0: no route to host",
             lost(0, 990.0, ended=True),
             lost(1, 990.0, ended=True),
         ),
         case(
             "a node sends invalid replies",
             "failed 1: node 1 sent junk",
-            update(0, "failed", rank(0, 7, 1.0)),
+            FAILED,
             NodeLost(1, "junk", 990.0, error=NodeError("node 1 sent junk")),
         ),
     ],
@@ -155,33 +112,18 @@ def test_verdict(events: Sequence[Event], expected: str) -> None:
 
 def test_last_lines_are_those_of_the_first_failing_rank() -> None:
     lines = [f"line {number}" for number in range(50)]
-    found = result(
-        [
-            LogData(0, 0, b"of another rank\n"),
-            LogData(0, 1, "\n".join(lines).encode()),
-            update(0, "failed", rank(0, 1, 9.0), rank(1, 7, 5.0)),
-            *FINISHED,
-        ]
-    )
-    assert found.last_lines == tuple(lines[-TAIL_LINES:])
-    assert found.ranks == 2
+    logs = [LogData(0, 0, b"of another rank\n"), LogData(0, 1, "\n".join(lines).encode())]
+    found = result([*logs, update(0, "failed", rank(0, 1, 9.0), rank(1, 7, 5.0)), *FINISHED])
+    assert (found.last_lines, found.ranks) == (tuple(lines[-TAIL_LINES:]), 2)
 
 
-def test_last_lines_of_a_setup_that_failed_are_those_of_its_commands() -> None:
+def test_last_lines_of_a_setup_are_those_of_its_commands_and_those_of_the_verdict_are_shown() -> None:
+    """A client that lacks the log of the node that failed still shows why."""
     found = result([LogData(0, SETUP_RANK, b"no such package\n"), update(0, "failed", setup=True), *FINISHED])
     assert found.last_lines == ("no such package",)
-
-
-def test_last_lines_of_the_verdict_are_shown() -> None:
-    """A client that lacks the log of the node that failed still shows why."""
     end = agreed("failed", Failure(1, Cause.RANK, 1, 7), 7, "the last", "words")
     found = result([LogData(0, 0, b"hello\n"), update(0, "failed", rank(0, 143), verdict=end), *FINISHED])
     assert found.last_lines == ("the last", "words")
-
-
-def test_lost_nodes_are_listed_with_their_reasons() -> None:
-    found = result([lost(2, reason="connection reset"), lost(0), NodeFinished(1)], nodes=3)
-    assert (found.lost, found.lost_reasons) == ((0, 2), ("no route to host", "connection reset"))
 
 
 def test_nodes_that_have_not_ended_their_streams_are_unverified() -> None:
@@ -197,22 +139,16 @@ def scripts() -> dict[str, list[list[Event]]]:
         "succeeded": [
             [
                 LogData(n, n, b"a\nb"),
-                update(n, "running", rank(n)),
-                update(n, "succeeded", rank(n, 0)),
+                *(update(n, phase, rank(n, code)) for phase, code in (("running", None), ("succeeded", 0))),
                 NodeFinished(n),
             ]
             for n in range(3)
         ],
         "failed": [
-            [
-                LogData(0, 0, b"x\n"),
-                update(0, "failed", killed(0, SIGTERM, asked=True)),
-                NodeFinished(0),
-            ],
+            [LogData(0, 0, b"x\n"), STOPPED, NodeFinished(0)],
             [
                 LogData(1, 1, b"boom"),
-                update(1, "running", rank(1, 7, 10.0)),
-                update(1, "failed", rank(1, 7, 10.0)),
+                *(update(1, phase, rank(1, 7, 10.0)) for phase in ("running", "failed")),
                 NodeFinished(1),
             ],
             [update(2, "failed", rank(2, 1, 11.0)), NodeFinished(2)],
@@ -240,15 +176,6 @@ def test_verdict_does_not_depend_on_how_events_interleave(kind: str, random: Any
     assert result(mixed, nodes=3) == expected
 
 
-def test_duration_is_that_of_the_nodes_clocks() -> None:
-    """The clock of node 1 is 500 s ahead."""
-    ends = [
-        update(0, "succeeded", rank(0, 0), started=100.0, ended=110.0),
-        update(1, "succeeded", rank(1, 0), started=600.0, ended=612.0),
-    ]
-    assert verdict(followed([*ends, NodeFinished(0), NodeFinished(1)]), "j", 5000.0).seconds == 12.0
-
-
 NOTICE = Failure(0, Cause.NOTICE, detail="a spot notice")
 
 
@@ -259,12 +186,6 @@ def test_notice_before_the_end_is_named_for_a_preempted_job() -> None:
     assert "a spot notice" in found.cause
 
 
-def test_preempted_job_in_which_a_rank_failed_first_was_asked_to_stop() -> None:
-    end = agreed("failed", Failure(0, Cause.RANK, 0, 143), 143)
-    found = result([update(0, "failed", rank(0, 143), training=SAVED, verdict=end), *FINISHED])
-    assert found.cause == "its ranks were asked to stop (SIGTERM)"
-
-
 def test_agent_that_ended_without_a_verdict_is_the_cause() -> None:
     states = [JobUpdate(0, job("lost", rank(0), node=0)), JobUpdate(1, job("failed", node=1))]
     found = result([*states, *FINISHED])
@@ -272,17 +193,16 @@ def test_agent_that_ended_without_a_verdict_is_the_cause() -> None:
     assert found.cause.startswith("node 0")
 
 
-@pytest.mark.parametrize(("code", "expected"), [(None, 1), (9, 9)])
-def test_exit_code_is_that_of_the_setup_commands(code: int | None, expected: int) -> None:
-    ended = update(0, "failed", setup=True, exit_code=code)
-    assert result([ended, *FINISHED]).exit_code == expected
+def test_exit_code_is_that_of_the_setup_commands() -> None:
+    for code, expected in ((None, 1), (9, 9)):
+        assert result([update(0, "failed", setup=True, exit_code=code), *FINISHED]).exit_code == expected
 
 
-@pytest.mark.parametrize(("states", "ranks"), [((0, 1), 2), ((0,), None)])
-def test_ranks_of_a_success_are_all_or_unknown(states: tuple[int, ...], ranks: int | None) -> None:
+def test_ranks_of_a_success_are_all_or_unknown() -> None:
     end = agreed("succeeded")
-    events = [update(node, "succeeded", rank(node, 0), verdict=end) for node in states]
-    assert result([*events, *FINISHED]).ranks == ranks
+    events = [update(node, "succeeded", rank(node, 0), verdict=end) for node in (0, 1)]
+    assert result([*events, *FINISHED]).ranks == 2
+    assert result([events[0], *FINISHED]).ranks is None
 
 
 def test_silent_and_lost_nodes_may_have_ended() -> None:

@@ -7,70 +7,39 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.gang_states import NOTICE, POLICY, SUCCESS, Job, failed, failure_of
 
-from agent.gang.events import (
-    NONE_MISSING,
-    AnnounceStop,
-    BeginAttempt,
-    ConnectionClosed,
-    End,
-    EndRanks,
-    EndRequested,
-    Event,
-    FailureNoticed,
-    LeaveStall,
-    MessageReceived,
-    RanksChecked,
-    RanksEnded,
-    Stalled,
-    StartRanks,
-    StopMarked,
-    Tick,
-)
-from agent.gang.step import (
-    MAX_EARLY,
-)
-from cloudddp.agent.protocol.gang import Kind, Message, Observed, Report
+from agent.gang import events
+from agent.gang.step import MAX_EARLY
+from cloudddp.agent.protocol.gang import Kind, Observed, PeerMessage, Report
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
-
-# -- a cancel, a notice, a stall -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1)], ids=str)
 def test_cancel_cancels_the_job_on_all_nodes(nodes: tuple[int, ...]) -> None:
     job = Job(2, retries=5).joined()
     for node in nodes:
-        job.event(node, StopMarked(True))
-    assert [job.did(node, EndRanks)[0] for node in range(2)] == [
-        EndRanks(POLICY.stop_grace, cancelled=True)
-    ] * 2
+        job.event(node, events.StopMarked(True))
     for node in range(2):
-        assert len(job.did(node, AnnounceStop)) == 1
+        assert job.did(node, events.EndRanks)[0] == events.EndRanks(POLICY.stop_grace, cancelled=True)
+        assert len(job.did(node, events.AnnounceStop)) == 1
         job.ended(node, Report(False, cancelled=1.0))
     assert job.verdict() == Verdict(JobPhase.CANCELLED, 130, 0)
 
 
-def test_failure_is_no_cancel() -> None:
-    job = Job(2).joined()
-    job.event(0, ConnectionClosed(1))
-    assert not any(one.cancelled for one in job.did(0, EndRanks))
-    assert [one.cancelled for one in job.did(0, AnnounceStop)] == [False]
-    assert job.did(0, EndRanks)
-
-
 def test_cancel_on_a_node_whose_ranks_have_finished() -> None:
     job = Job(2).joined()
-    job.event(0, RanksChecked(succeeded=True, ended=True))
+    job.event(0, events.RanksChecked(succeeded=True, ended=True))
     job.ended(0, SUCCESS)
-    job.event(0, StopMarked(True))
+    job.event(0, events.StopMarked(True))
     job.ended(1, Report(False, cancelled=1.0))
     assert job.verdict().phase is JobPhase.CANCELLED
 
 
 def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
     job = Job(2, retries=3).joined()
-    job.event(1, FailureNoticed(NOTICE, 100.0))
-    assert [job.did(node, EndRanks)[0] for node in range(2)] == [EndRanks(100.0, saving=True)] * 2
+    job.event(1, events.FailureNoticed(NOTICE, 100.0))
+    saving = events.EndRanks(100.0, saving=True)
+    assert [job.did(node, events.EndRanks)[0] for node in range(2)] == [saving] * 2
     job.ended(0)
     job.ended(1, Report(False, (Observed(NOTICE, 0.0),)))
     assert (job.first.cause, job.verdict().exit_code, job.verdict().refusal) == (Cause.NOTICE, 143, "")
@@ -78,24 +47,24 @@ def test_ranks_of_all_nodes_may_save_as_long_as_a_notice_allows() -> None:
 
 def test_later_stop_can_only_shorten_the_grace() -> None:
     job = Job(2).joined()
-    job.event(1, FailureNoticed(NOTICE, 100.0))
-    job.event(0, StopMarked(True))
-    assert [one.grace for one in job.did(0, EndRanks)] == [100.0, POLICY.stop_grace]
+    job.event(1, events.FailureNoticed(NOTICE, 100.0))
+    job.event(0, events.StopMarked(True))
+    assert [one.grace for one in job.did(0, events.EndRanks)] == [100.0, POLICY.stop_grace]
 
 
-STALL = Stalled(Observed(Failure(1, Cause.STALL, rank=1, detail="no output"), 0.0, ("here",)))
+STALL = events.Stalled(Observed(Failure(1, Cause.STALL, rank=1, detail="no output"), 0.0, ("here",)))
 
 
 def test_stall_that_is_left_alone() -> None:
     job = Job(2, leaves_stalls=True).joined()
     job.event(0, STALL)
-    assert job.did(0, LeaveStall) == [LeaveStall("no output")]
+    assert job.did(0, events.LeaveStall) == [events.LeaveStall("no output")]
     assert not any(state.is_ending for state in job.states)
 
 
 def test_stall_ends_the_job_although_the_ranks_of_the_first_node_have_finished() -> None:
     job = Job(2).joined()
-    job.event(0, RanksChecked(succeeded=True, ended=True))
+    job.event(0, events.RanksChecked(succeeded=True, ended=True))
     job.ended(0, SUCCESS)
     job.event(0, STALL)
     job.ended(1)
@@ -113,21 +82,19 @@ def test_stall_is_started_again_only_if_that_is_wanted(stalls: bool, restarts: i
     assert job.states[0].attempt == restarts
 
 
-# -- restarts ------------------------------------------------------------------------------------------------
-
-
 def test_ranks_start_again_once_those_of_all_nodes_have_ended() -> None:
     job = Job(2, retries=1).joined()
-    job.event(1, RanksChecked(failed=True))
+    job.event(1, events.RanksChecked(failed=True))
     job.ended(1, failed(1))
-    assert len(job.did(0, BeginAttempt)) < 2
+    assert len(job.did(0, events.BeginAttempt)) < 2
     job.ended(0)
     for node in range(2):
-        assert job.did(node, BeginAttempt)[1:] == [BeginAttempt(1, "restart 1: rank 1 on node 1 failed")]
-        assert len(job.did(node, StartRanks)) == 1
+        again = events.BeginAttempt(1, "restart 1: rank 1 on node 1 failed")
+        assert job.did(node, events.BeginAttempt)[1:] == [again]
+        assert len(job.did(node, events.StartRanks)) == 1
     job.copied()
     for node in range(2):
-        job.event(node, RanksChecked(succeeded=True, ended=True))
+        job.event(node, events.RanksChecked(succeeded=True, ended=True))
         job.ended(node, SUCCESS)
     assert (job.verdict().phase, job.verdict().restarts) == (JobPhase.SUCCEEDED, 1)
 
@@ -141,15 +108,12 @@ SYNTAX_ERROR = (
     "[rank0]: SyntaxError: invalid syntax (model.py, line 3)",
     "terminate called without an active exception",
 )
+AGAIN = "it has been started again"
 REFUSALS = {
     "not asked for": (0, [failed(0)], ""),
     "the same three times": (9, [failed(0)] * 3, "the same failure has occurred 3 times"),
     "at the same step": (9, [failed(0, step=120)] * 3, "the same failure has occurred 3 times at step 120"),
-    "it gets further": (
-        2,
-        [failed(0, step=one) for one in range(3)],
-        "it has been started again 2 times within an hour",
-    ),
+    "it gets further": (2, [failed(0, step=n) for n in range(3)], f"{AGAIN} 2 times within an hour"),
     "the script": (9, because(1, *SYNTAX_ERROR), "the script itself is wrong"),
     "no script": (9, because(2, "python3: can't open file 'x'"), "the script itself is wrong"),
     "usage": (9, because(2, "Usage: x", "x: error"), "the script itself is wrong"),
@@ -175,10 +139,10 @@ def test_restart_of_a_node_whose_ranks_run_is_ignored() -> None:
     job = Job(2, retries=1).joined()
     verdict = Verdict(JobPhase.FAILED, 1, 1)
     for _ in range(2):
-        job.event(0, MessageReceived(1, Message(Kind.RESTART, attempt=1, verdict=verdict)))
+        job.event(0, events.MessageReceived(1, PeerMessage(Kind.RESTART, attempt=1, verdict=verdict)))
         assert job.states[0].attempt == 0
-        assert len(job.did(0, BeginAttempt)) < 2
-        job.event(0, RanksChecked(failed=True))  # and they are being ended
+        assert len(job.did(0, events.BeginAttempt)) < 2
+        job.event(0, events.RanksChecked(failed=True))  # and they are being ended
 
 
 def test_restarts_are_counted_within_an_hour() -> None:
@@ -189,13 +153,15 @@ def test_restarts_are_counted_within_an_hour() -> None:
         job.copied()
         job.now += 3601
         for node in range(2):
-            job.event(node, Tick(dict.fromkeys(range(2), job.now), True, NONE_MISSING))
+            job.event(node, events.Tick(dict.fromkeys(range(2), job.now), True, events.NONE_MISSING))
 
 
 def test_job_that_has_lost_a_node_is_not_started_again_by_the_agents() -> None:
     job = Job(2, retries=5).joined()
     job.cut = {1}
-    job.event(0, ConnectionClosed(1))
+    job.event(0, events.ConnectionClosed(1))
+    assert [one.cancelled for one in job.did(0, events.EndRanks)] == [False], "a failure is no cancel"
+    assert [one.cancelled for one in job.did(0, events.AnnounceStop)] == [False]
     job.ended(0)
     assert (job.verdict().restarts, job.first.cause) == (0, Cause.AGENT)
 
@@ -204,23 +170,16 @@ def test_message_about_the_next_attempt_waits_for_it() -> None:
     """Node 1 has begun again, and its rank has failed, before node 0 knows of the restart. A flood is not
     kept."""
     job = Job(2, retries=3).joined()
-    job.event(1, MessageReceived(0, Message(Kind.STOP)))
-    job.event(1, RanksEnded(failed(1)))
-    early = [
-        Message(Kind.HEARTBEAT, attempt=1, finished=True),
-        Message(Kind.ENDED, attempt=1, report=failed(1)),
-    ]
-    for message in [
-        *early,
-        *[Message(Kind.HEARTBEAT, attempt=1)] * 100,
-        Message(Kind.ENDED, attempt=7, report=SUCCESS),
-    ]:
-        job.event(1, MessageReceived(0, message))
+    job.event(1, events.MessageReceived(0, PeerMessage(Kind.STOP)))
+    job.event(1, events.RanksEnded(failed(1)))
+    heartbeat, finished = (PeerMessage(Kind.HEARTBEAT, attempt=1, finished=one) for one in (False, True))
+    ends = [PeerMessage(Kind.ENDED, attempt=n, report=one) for n, one in ((1, failed(1)), (7, SUCCESS))]
+    for message in [finished, ends[0], *[heartbeat] * 100, ends[1]]:
+        job.event(1, events.MessageReceived(0, message))
     assert len(job.states[1].early) == MAX_EARLY
     verdict = Verdict(JobPhase.FAILED, 7, 0, Failure(1, Cause.RANK, 1, 7))
-    job.event(1, MessageReceived(0, Message(Kind.RESTART, attempt=1, verdict=verdict)))
-    assert job.states[1].attempt == 1
-    assert job.states[1].finished == {0}
+    job.event(1, events.MessageReceived(0, PeerMessage(Kind.RESTART, attempt=1, verdict=verdict)))
+    assert (job.states[1].attempt, job.states[1].finished) == (1, {0})
     assert job.states[1].reports[0].report == failed(1)
 
 
@@ -228,21 +187,19 @@ def test_message_about_an_earlier_attempt_is_ignored() -> None:
     job = Job(2, retries=3).joined()
     failure_of(job, 0, failed(0))
     before = job.states[1]
-    job.event(1, MessageReceived(0, Message(Kind.STOP, attempt=0)))
-    job.event(1, MessageReceived(0, Message(Kind.ENDED, attempt=0, report=SUCCESS)))
+    job.event(1, events.MessageReceived(0, PeerMessage(Kind.STOP, attempt=0)))
+    job.event(1, events.MessageReceived(0, PeerMessage(Kind.ENDED, attempt=0, report=SUCCESS)))
     assert (job.states[1].reports, job.states[1].is_ending) == (before.reports, False)
 
 
-# -- any order -----------------------------------------------------------------------------------------------
-
-FAULTS: dict[str, Event] = {
-    "rank": RanksChecked(failed=True),
-    "cancel": StopMarked(True),
-    "signal": EndRequested("x"),
-    "notice": FailureNoticed(NOTICE, 30.0),
-    "done": RanksChecked(succeeded=True, ended=True),
+FAULTS: dict[str, events.Event] = {
+    "rank": events.RanksChecked(failed=True),
+    "cancel": events.StopMarked(True),
+    "signal": events.EndRequested("x"),
+    "notice": events.FailureNoticed(NOTICE, 30.0),
+    "done": events.RanksChecked(succeeded=True, ended=True),
     "stall": STALL,
-    "copy": FailureNoticed(Failure(1, Cause.SNAPSHOT, detail="x")),
+    "copy": events.FailureNoticed(Failure(1, Cause.SNAPSHOT, detail="x")),
 }
 
 
@@ -260,15 +217,15 @@ def test_nodes_that_are_left_agree_whatever_happens(
     job.cut = set(lost)
     for node in job.working:
         for one in lost:
-            job.event(node, ConnectionClosed(one))
+            job.event(node, events.ConnectionClosed(one))
     for node in order:
         if node in job.working and not job.states[node].is_ending:
-            job.event(node, RanksChecked(succeeded=True, ended=True))
+            job.event(node, events.RanksChecked(succeeded=True, ended=True))
     for node in order:
         if node in job.working and not job.states[node].has_reported:
             job.ended(node)
     found = job.verdict()
     assert found.decided_by == min(job.working)
     for node in job.working:
-        assert len(job.did(node, End)) == 1
-        assert len(job.did(node, StartRanks)) == 1
+        assert len(job.did(node, events.End)) == 1
+        assert len(job.did(node, events.StartRanks)) == 1

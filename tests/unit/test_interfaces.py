@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cloudddp.aws import answers, instance_types
+from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.requests import (
     ORDINARY,
@@ -64,12 +64,7 @@ def test_single_card_has_one_interface_of_type_efa(instance_type: str) -> None:
 
 @pytest.mark.parametrize(
     ("instance_type", "settings"),
-    [
-        ("g5.xlarge", {}),
-        ("p4d.24xlarge", {"efa": False}),
-        ("p4d.24xlarge", {"nodes": 1}),
-        ("m5.large", {}),
-    ],
+    [("g5.xlarge", {}), ("p4d.24xlarge", {"efa": False}), ("p4d.24xlarge", {"nodes": 1}), ("m5.large", {})],
 )
 def test_without_efa_there_is_one_ordinary_interface(instance_type: str, settings: dict[str, Any]) -> None:
     assert chosen(instance_type, **settings) == ORDINARY
@@ -87,11 +82,11 @@ def test_required_efa_that_the_type_lacks() -> None:
 def test_without_interface_types_the_maximum_determines_the_efa_cards() -> None:
     """A botocore without InterfaceTypes: where there are fewer EFA interfaces than cards, the first ones take
     none."""
-    cards = [{"NetworkCardIndex": index, "MaximumNetworkInterfaces": 2} for index in range(3)]
-    data = {"EfaSupported": True, "EfaInfo": {"MaximumEfaInterfaces": 2}, "NetworkCards": cards}
-    network = answers.decode(data, instance_types._Network, "ec2:DescribeInstanceTypes", "us-east-1")
-    found = instance_types._cards(network, max_efa=2)
-    assert ["efa" in card.kinds for card in found] == [False, True, True]
+    cards = tuple(instance_types.NetworkCard(index, 2) for index in range(3))
+    info = instance_types.TypeInfo(
+        name="p9.large", architectures=(), vcpus=2, described_cards=cards, has_efa=True, efa_interfaces=2
+    )
+    assert ["efa" in card.kinds for card in info.network_cards] == [False, True, True]
 
 
 @pytest.mark.parametrize("public", [True, False])
@@ -106,5 +101,6 @@ def test_public_address_is_requested_with_one_interface_only(public: bool) -> No
     assert {(one["SubnetId"], *one["Groups"], one["DeleteOnTermination"]) for one in several} == {
         ("subnet-1", "sg-1", True)
     }
-    assert needs_elastic_ip(P4D, public=public) is public
-    assert not needs_elastic_ip(ORDINARY, public=public)
+    spec = ClusterSpec(connect="public" if public else "private")
+    assert needs_elastic_ip(spec, P4D) is public
+    assert not needs_elastic_ip(spec, ORDINARY)

@@ -20,45 +20,41 @@ NODE = inventory_instance("i-1", Tags(price=1.5))
 GROUP = Resource("security group", "sg-1", Tags(), "cloudddp-demo")
 EMPTY = DownReport((), (), (), (), (), Cost(0))
 
+ONE = "  instance i-1 (running) g5.xlarge"
+REMAINS = "1 resource may remain, costing"
+REMAIN = "2 resources may remain, costing"
 LISTS = {
-    "one node": (
-        (NODE,),
-        (),
-        "1 resource may remain, costing $1.50 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h",
-    ),
+    "one node": ((NODE,), (), f"{REMAINS} $1.50 an hour:\n{ONE} $1.50/h"),
     "two": (
         (NODE, replace(NODE, id="i-2")),
         (),
-        "2 resources may remain, costing $3.00 an hour:\n  instance i-1 (running) g5.xlarge $1.50/h\n"
-        "  instance i-2 (running) g5.xlarge $1.50/h",
+        f"{REMAIN} $3.00 an hour:\n{ONE} $1.50/h\n  instance i-2 (running) g5.xlarge $1.50/h",
     ),
     "shutting down": (
         (replace(NODE, state="shutting-down"),),
         (),
-        "1 resource may remain, costing $0.00 an hour:\n  instance i-1 (shutting-down) g5.xlarge $0.00/h",
+        f"{REMAINS} $0.00 an hour:\n  instance i-1 (shutting-down) g5.xlarge $0.00/h",
     ),
     "unknown price": (
         (replace(NODE, tags=Tags()), NODE),
         (),
-        "2 resources may remain, costing $1.50 an hour and more, of unknown price:\n"
-        "  instance i-1 (running) g5.xlarge price unknown\n  instance i-1 (running) g5.xlarge $1.50/h",
+        f"{REMAIN} $1.50 an hour and more, of unknown price:\n{ONE} price unknown\n{ONE} $1.50/h",
     ),
     "unknown instance": (
         (Resource("instance", "i-9", Tags(), "(state unknown)"), GROUP),
         ("ExpiredToken",),
-        "2 resources may remain, costing $0.00 an hour and more, of unknown price:\n"
+        f"{REMAIN} $0.00 an hour and more, of unknown price:\n"
         "  instance i-9 (state unknown)\n  security group sg-1 cloudddp-demo\n  because: ExpiredToken",
     ),
     "a group": (
         (GROUP, NODE),
         (),
-        "2 resources may remain, costing $1.50 an hour:\n  security group sg-1 cloudddp-demo\n"
-        "  instance i-1 (running) g5.xlarge $1.50/h",
+        f"{REMAIN} $1.50 an hour:\n  security group sg-1 cloudddp-demo\n{ONE} $1.50/h",
     ),
     "an Elastic IP": (
         (Resource("Elastic IP", "eipalloc-1", Tags(), "198.51.100.4"),),
         (),
-        "1 resource may remain, costing $0.01 an hour:\n  Elastic IP eipalloc-1 198.51.100.4",
+        f"{REMAINS} $0.01 an hour:\n  Elastic IP eipalloc-1 198.51.100.4",
     ),
     "only reasons": (
         (),
@@ -145,8 +141,7 @@ def test_answered_call_has_created_what_it_names(
         pass
     kept = created.answered(request_, answer)
     expected = [Resource(kind, id_, Tags(), detail) for kind, id_, detail in found]
-    assert created.known.resources == tuple(expected)
-    assert [kept] == (expected or [None])
+    assert (created.known.resources, [kept]) == (tuple(expected), expected or [None])
     assert not created.known.uncertain
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -15,18 +14,14 @@ from support.harness import ROOT
 from support.pages import BLOCK
 
 import cloudddp
+from cloudddp.cli.console import Console
 from cloudddp.cli.main import main
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import Message, inert, q, render
+from cloudddp.errors import CloudDDPError, Message, inert, q, render
 
 FOLDER = Path(cloudddp.__file__).parent
 # Those that only set up credentials are shown as they are.
 COMMAND = re.compile(r"`((?:cloudddp|ssh|aws(?! (?:configure|login|sso))) [^`]+)`")
-
-
-@functools.cache
-def modules() -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text()) for path in FOLDER.rglob("*.py")}
 
 
 def texts(tree: ast.AST) -> Iterator[tuple[int, str]]:
@@ -71,22 +66,17 @@ def problem(words: list[str]) -> str:
     return ""
 
 
-def test_commands_are_in_backticks() -> None:
-    """Otherwise they would lack the options of this run. `sim` and `init` take none."""
+def test_commands_of_messages_are_in_backticks_exist_and_quote_their_values() -> None:
+    """Without backticks they would lack the options of this run. `sim` and `init` take none."""
     verb = "|".join(sorted(set(main.table) - {"init", "sim"}))
-    for path, tree in modules().items():
+    bare = re.compile(rf"(?<!`)\bcloudddp ({verb})\b")
+    commands = []
+    for path in FOLDER.rglob("*.py"):
         is_help = path.parent.name == "commands" or path.name == "main.py"
-        for line, text in () if is_help else texts(tree):
-            assert not re.search(rf"(?<!`)\bcloudddp ({verb})\b", text), f"{path}:{line}"
-
-
-def test_commands_of_messages_exist_and_quote_their_values() -> None:
-    commands = [
-        (f"{path.relative_to(FOLDER)}:{line}: {command}", problem(command.split()))
-        for path, tree in modules().items()
-        for line, text in texts(tree)
-        for command in COMMAND.findall(text)
-    ]
+        for line, text in texts(ast.parse(path.read_text())):
+            place = f"{path.relative_to(FOLDER)}:{line}"
+            assert is_help or not bare.search(text), place
+            commands += [(f"{place}: {one}", problem(one.split())) for one in COMMAND.findall(text)]
     assert len(commands) > 200
     assert [one for one in commands if one[1]] == []
 
@@ -105,11 +95,18 @@ def test_commands_of_the_pages_exist() -> None:
     assert found > 40
 
 
+def test_commands_in_an_error_have_the_options_of_the_run(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "the nodes stay; `cloudddp down` ends them"
+    for message, command in ((Message(text), "cloudddp --sim down"), (text, "cloudddp down")):
+        error = CloudDDPError(message)
+        error.more_nodes = 1
+        Console(GlobalOptions(sim=True)).error(error)
+        assert f"`{command}` ends them (and 1 more node)" in capsys.readouterr().err
+
+
 GIVEN = GlobalOptions(
     cluster="a b", config="x.toml", region="us-east-1", profile="work", sim=True, verbose=True, timings=True
 )
-
-
 NAMED = GlobalOptions(cluster="x", region="r")
 
 
@@ -124,15 +121,11 @@ NAMED = GlobalOptions(cluster="x", region="r")
         (GlobalOptions(sim=True), "cloudddp pull -- '-a b'", "cloudddp --sim pull -- '-a b'"),
         (GIVEN, "cloudddp sim stop", "cloudddp sim stop"),
         (GIVEN, "cloudddp --sim up", "cloudddp --sim up"),
-        (
-            GlobalOptions(cluster="x", region="us-west-2"),
-            "cloudddp down --region us-east-1",
-            "cloudddp -c x down --region us-east-1",
-        ),
+        (NAMED, "cloudddp down --region us-east-1", "cloudddp -c x down --region us-east-1"),
         (
             GlobalOptions(profile="my work"),
-            "aws ec2 create-default-vpc --region us-west-2",
-            "aws ec2 create-default-vpc --region us-west-2 --profile 'my work'",
+            "aws ec2 x --region y",
+            "aws ec2 x --region y --profile 'my work'",
         ),
         (GlobalOptions(profile="work"), "aws sso login", "aws sso login"),
         (GIVEN, "aws ec2 x", "cloudddp sim exec -- aws ec2 x"),
@@ -151,11 +144,12 @@ def test_only_commands_of_messages_get_options() -> None:
     as_typed = GlobalOptions(sim=True).command_line
     text = Message(f"first `cloudddp down`, then `cloudddp up -n {q('a b')}`; `sudo x`")
     assert text == "first `cloudddp down`, then `cloudddp up -n 'a b'`; `sudo x`"
-    assert (
-        render(text, as_typed) == "first `cloudddp --sim down`, then `cloudddp --sim up -n 'a b'`; `sudo x`"
-    )
-    assert render(Message(f"`cloudddp pull {q('a`b')}`"), as_typed) == "`cloudddp --sim pull 'a`b'`"
-    assert render(Message("of `aws  `"), as_typed) == "of `aws  `"
-    assert render(Message("of `aws \\`"), as_typed) == "of `aws \\`"
-    assert render(Message(inert("a`b `cloudddp down`")), as_typed) == "a`b 'cloudddp down`"
-    assert render("a rank printed `cloudddp down`", as_typed) == "a rank printed `cloudddp down`"
+    for given, line in (
+        (text, "first `cloudddp --sim down`, then `cloudddp --sim up -n 'a b'`; `sudo x`"),
+        (Message(f"`cloudddp pull {q('a`b')}`"), "`cloudddp --sim pull 'a`b'`"),
+        (Message("of `aws  `"), "of `aws  `"),
+        (Message("of `aws \\`"), "of `aws \\`"),
+        (Message(inert("a`b `cloudddp down`")), "a`b 'cloudddp down`"),
+        ("a rank printed `cloudddp down`", "a rank printed `cloudddp down`"),
+    ):
+        assert render(given, as_typed) == line

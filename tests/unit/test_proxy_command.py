@@ -10,9 +10,9 @@ import pytest
 from support.harness import wait_for
 from support.sshserver import Site, refusal
 
-from cloudddp.config.connection import check_connection, expand_proxy_command
+from cloudddp.config.checks import connection, expand_proxy_command
 from cloudddp.config.spec import ClusterSpec, connection_mode
-from cloudddp.errors import ConnectError, UsageError
+from cloudddp.errors import ConnectError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand
 from cloudddp.ssh.running import CommandSpec
@@ -61,9 +61,10 @@ def test_refused_host_key_ends_the_command(ssh_site: Site, program: str, tmp_pat
     wait_for(lambda: not Path(f"/proc/{pid}").exists(), "the command has ended")
 
 
-def test_command_gets_the_region(ssh_site: Site, tmp_path: Path) -> None:
+def test_command_gets_the_region_and_changes_no_environment(ssh_site: Site, tmp_path: Path) -> None:
+    before = dict(os.environ)
     refusal(by(ssh_site, f"sh -c 'echo $AWS_REGION > {tmp_path}/region'"))
-    assert (tmp_path / "region").read_text() == "eu-west-1\n"
+    assert ((tmp_path / "region").read_text(), dict(os.environ)) == ("eu-west-1\n", before)
 
 
 def test_bash_reads_no_start_file(ssh_site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,10 +122,7 @@ def test_command_without_ssh_is_described_as_such(ssh_site: Site, command: str, 
 
 def test_tokens_are_those_of_ssh() -> None:
     values = {"%h": "i-0abc", "%n": "i-0abc", "%a": "10.0.0.4", "%p": "22", "%r": "ubuntu"}
-    aws = (
-        'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
-        "'portNumber=%p'\""
-    )
+    aws = "sh -c \"aws ssm start-session --target %h --parameters 'portNumber=%p'\""
     assert expand_proxy_command(aws, values).count("--target i-0abc ") == 1
     assert expand_proxy_command("nc %a %p # %r 100%%", values) == "nc 10.0.0.4 22 # ubuntu 100%"
     for value in ("i-0;reboot", "$(x)", "a b", "'", "é"):
@@ -132,20 +130,14 @@ def test_tokens_are_those_of_ssh() -> None:
             expand_proxy_command("x %h", {**values, "%h": value})
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, "public"),
-        ({"proxy_jump": "b"}, "jump"),
-        ({"proxy_command": "x %h"}, "private"),
-        ({"proxy_command": "x %a", "connect": "public"}, "public"),
-        ({"connect": "private"}, "private"),
-    ],
-)
-def test_mode(settings: dict[str, str], expected: str) -> None:
-    spec = ClusterSpec(**settings)
-    check_connection(spec)
-    assert connection_mode(spec) == expected
+def test_mode() -> None:
+    command, jump = {"proxy_command": "x %h"}, {"proxy_jump": "b"}
+    modes = [connection_mode(ClusterSpec(**settings)) for settings in ({}, jump, command)]  # type: ignore[arg-type]
+    for given, mode in ((command, "public"), ({}, "private")):
+        spec = ClusterSpec(**given, connect=mode)  # type: ignore[arg-type]
+        assert list(connection(spec)) == []
+        modes.append(connection_mode(spec))
+    assert modes == ["public", "jump", "private", "public", "private"]
 
 
 @pytest.mark.parametrize(
@@ -161,11 +153,4 @@ def test_mode(settings: dict[str, str], expected: str) -> None:
     ],
 )
 def test_contradictions_and_unknown_tokens_are_refused(settings: dict[str, str], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_connection(ClusterSpec(**settings))
-
-
-def test_environment_of_this_process_is_unchanged(ssh_site: Site) -> None:
-    before = dict(os.environ)
-    refusal(by(ssh_site, "true"))
-    assert dict(os.environ) == before
+    assert message in next(connection(ClusterSpec(**settings)))[0]

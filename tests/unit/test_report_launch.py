@@ -10,6 +10,7 @@ from support.repositories import git
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec, SyncSpec
 from cloudddp.job.launch_record import LaunchFacts
+from cloudddp.job.project_files import names_below, snapshot
 from cloudddp.job.report import launched
 
 CONFIG = Config(
@@ -20,7 +21,9 @@ CLUSTER = Cluster("c", "c-0123456789", "us-east-1", {})
 
 
 def facts(root: Path, config: Config = CONFIG, secret: tuple[str, ...] = ()) -> LaunchFacts:
-    return launched.facts(CLUSTER, config, root, [root / name for name in secret])
+    hidden = [root / name for name in secret]
+    files = snapshot(root, config, names_below(root, hidden))
+    return launched.facts(CLUSTER, config, files, hidden)
 
 
 @pytest.fixture
@@ -28,19 +31,8 @@ def root(tmp_path: Path) -> Path:
     """A project in a folder of a repository, with one commit."""
     found = tmp_path / "repository" / "project"
     (found / "private").mkdir(parents=True)
-    for name in (
-        "train.py",
-        ".env",
-        "prod.env",
-        "given.txt",
-        "private/notes",
-        "runs.txt",
-        "gone.py",
-        "cloudddp.toml",
-        "other.toml",
-        ":(glob)*",
-        "../x.py",
-    ):
+    names = "train.py .env prod.env given.txt private/notes runs.txt gone.py cloudddp.toml other.toml"
+    for name in (*names.split(), ":(glob)*", "../x.py"):
         (found / name).write_text("first\n")
     git(found.parent, "init", "-q")
     git(found.parent, "add", "-fA", ".")
@@ -61,30 +53,18 @@ def test_revision_has_the_commit_and_the_changes(root: Path) -> None:
     (root / "gone.py").unlink()
     found = facts(root)
     assert found.commit == clean.commit
-    assert set(found.changed) == {
-        " M project/train.py",
-        " M project/:(glob)*",
-        " D project/gone.py",
-        "?? project/new.py",
-    }
+    changed = " M project/train.py, M project/:(glob)*, D project/gone.py,?? project/new.py"
+    assert set(found.changed) == set(changed.split(","))
     assert found.diff.count("+second") == 2
     assert "-first" in found.diff.partition("b/train.py")[2]
     assert not any(name in found.diff for name in ("gone.py", "x.py"))
 
 
 def test_changes_that_may_be_secret_are_left_out(root: Path) -> None:
-    """Those that are not sent, and those that are because git tracks them; also where they are renamed."""
-    """Also the configuration: it has former values, and those in escaped spelling."""
-    change(
-        root,
-        "train.py",
-        ".env",
-        "given.txt",
-        "private/notes",
-        "cloudddp.toml",
-        "other.toml",
-        text="password\n",
-    )
+    """Those that are not sent, and those that are because git tracks them; also where they are renamed. Also
+    the configuration: it has former values, and those in escaped spelling."""
+    names = "train.py .env given.txt private/notes cloudddp.toml other.toml".split()
+    change(root, *names, text="password\n")
     (root / "prod.env").rename(root / "settings.txt")
     git(root, "add", "-fA", ".")
     found = facts(root, secret=("given.txt", "other.toml"))

@@ -6,7 +6,6 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
 from support.streams import FINISH, StreamRunner, file, runs, stream
 
@@ -87,7 +86,7 @@ def test_chain_has_every_job_before_and_names_what_is_missing(
         made = launch_record.of_launch(
             NewJob(Script("train.py"), id=job), Config(), root=tmp_path / root, **nothing
         )
-        launch_record.keep(cluster, msgspec.structs.replace(made, continues=before))
+        launch_record.keep(cluster, replace(made, continues=before))
         launch_record.note_put_back(new, tmp_path, [A])
         launch_record.note_put_back(old, tmp_path / other, [OTHER])
     for job in (A, B, "plots"):  # the last is a folder of the user
@@ -131,22 +130,13 @@ def test_files_of_all_nodes_are_in_one_folder(tmp_path: Path) -> None:
         "runs/dcp": ((METADATA, SHARD_0), (SHARD_1,)),
         "out/checkpoint-40": (("model.safetensors", "rng_state_0.pth"), ("rng_state_1.pth",)),
     }.items():
-        nodes = {
-            node: put(tmp_path / f"node{node}", *(f"{folder}/{name}" for name in names[node]), "log")
-            for node in range(2)
-        }
+        paths = [[*(f"{folder}/{name}" for name in names[node]), "log"] for node in range(2)]
+        nodes = {node: put(tmp_path / f"node{node}", *paths[node]) for node in range(2)}
         for _ in range(2):
             assert merge_shards(tmp_path, nodes, have(*names, folder=folder)) == [folder]
             put(nodes[1], f"{folder}/{names[1][0]}")  # the next pull has replaced it
         assert files(tmp_path / folder) == {*names[0], *names[1]}
         assert (tmp_path / folder / names[1][0]).read_text() == f"node1/{folder}/{names[1][0]}"
-
-
-def test_they_join_those_of_rank_zero_as_run_pulls_them(tmp_path: Path) -> None:
-    base = put(tmp_path / "job", f"dcp/{METADATA}", f"dcp/{SHARD_0}")
-    nodes = {0: base, 1: put(base / "node1", f"dcp/{SHARD_1}")}
-    merge_shards(base, nodes, have((METADATA, SHARD_0), (SHARD_1,)))
-    assert files(base / "dcp") == {METADATA, SHARD_0, SHARD_1}
 
 
 def test_others_stay_apart(tmp_path: Path) -> None:
@@ -194,10 +184,8 @@ def test_record_beside_results(tmp_path: Path) -> None:
     checkpoints.record(tmp_path / "results", have((METADATA,)), ())
     checkpoints.record(tmp_path / "results", have((METADATA,), folder="old", problem="x" * 495), ["old"])
     found = checkpoints.read(tmp_path / "results")
-    assert {folder: (part.job, part.problem[:9]) for folder, part in found.items()} == {
-        "dcp": (JOB, ""),
-        "old": (JOB, "node 0: x"),
-    }
+    shown = {folder: (part.job, part.problem[:9]) for folder, part in found.items()}
+    assert shown == {"dcp": (JOB, ""), "old": (JOB, "node 0: x")}
     (tmp_path / "results" / checkpoints.LOGS / checkpoints.FILE).write_text('{"checkpoints": 1}')
     assert checkpoints.read(tmp_path / "results") == {}
 
@@ -228,9 +216,6 @@ def test_other_nodes_are_suggested_unless_they_were_asked(all_nodes: bool) -> No
     with pytest.raises(CloudDDPError) as raised:
         raise_incomplete(["node 0: ckpt is not a complete checkpoint"], all_nodes=all_nodes)
     assert ("pull --all-nodes" in raised.value.hint) is not all_nodes
-
-
-# -- folders of the nodes ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -275,7 +260,6 @@ def test_folder_of_rank_0_stays_once_everything_was_pulled(tmp_path: Path) -> No
     ],
 )
 def test_folder_of_each_node_in_a_pull(request_: PullRequest, folders: dict[int, str]) -> None:
-    root = Path("project")
-    base = request_.folder(root, "JOB")
+    base = request_.to or Path("project/results/JOB")
     to = Path() if request_.to else base
     assert request_.targets([1, 2], 1, ["out"], base) == {node: to / name for node, name in folders.items()}

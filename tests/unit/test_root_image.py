@@ -7,12 +7,10 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.harness import ROOT, cannot, until
-from support.namespaces import as_root
+from support.harness import cannot, until
 from support.programs import program
 
 from cloudddp.errors import CloudDDPError
@@ -29,7 +27,6 @@ if [ -e {folder}/fail ]; then echo "E: Couldn't download packages: systemd"; exi
 echo made > $target/etc/made
 echo ID=debian > $target/etc/os-release
 """
-NOBODY = 65534
 
 
 class Site:
@@ -75,8 +72,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
 
 def test_it_is_made_once_and_below_the_simulators_state(site: Site) -> None:
     made = site.ensure()
-    assert made.parent == site.home / "sim" / "roots"
-    assert (made / "etc/made").read_text() == "made\n"
+    assert (made.parent, (made / "etc/made").read_text()) == (site.home / "sim" / "roots", "made\n")
     assert (site.ensure(), site.calls) == (made, 1)
     assert len(site.reports) == 1
 
@@ -92,8 +88,7 @@ def test_what_an_interruption_has_left_is_made_again(site: Site) -> None:
     until(lambda: not running(unfinished))  # debootstrap ends with it
     (site.folder / "hold").unlink()
     made = site.ensure()
-    assert site.left == [made.name]
-    assert site.calls == 2
+    assert (site.left, site.calls) == ([made.name], 2)
 
 
 def test_one_that_lost_its_files_is_made_again(site: Site) -> None:
@@ -126,41 +121,6 @@ def test_two_simulators_that_share_the_folder_make_it_once(site: Site) -> None:
     assert (site.calls, len(site.left)) == (1, 1)
 
 
-def test_full_disk_is_named_before_anything_is_made(site: Site) -> None:
-    code = (
-        "from pathlib import Path\nfrom cloudddp.simulator.hosts.machines import root_image\n"
-        f"try: root_image.ensure(Path({str(site.home)!r}), print)\n"
-        "except Exception as error: print(error, '|', error.hint)"
-    )
-    roots = site.folder / "small"
-    roots.mkdir()
-    mount = f'mount -t tmpfs -o size=16m tmpfs {roots} && exec "$@"'
-    done = subprocess.run(
-        ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", code],
-        env={**os.environ, root_image.VARIABLE: str(roots)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert f"{roots} has 16 MiB free, and 2048 MiB are needed" in done.stdout
-    assert root_image.VARIABLE in done.stdout
-    assert site.calls == 0
-
-
-def test_missing_programs_are_named_with_their_packages(tmp_path: Path) -> None:
-    code = "from cloudddp.simulator.hosts.machines import root_image; print(root_image.unavailable_reason())"
-    argv = [*as_root(), "env", f"PATH={tmp_path}", sys.executable, "-c", code]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "apt-get install systemd-container" in done.stdout
-
-
-def test_an_ordinary_user_is_told_that_it_needs_root() -> None:
-    if os.getuid() == 0:
-        assert "they need root" in as_user(NOBODY, root_image.unavailable_reason)
-    else:
-        assert "they need root" in root_image.unavailable_reason()
-
-
 def running(word: str) -> list[str]:
     """Return the processes with a word in their command line."""
     found = []
@@ -168,20 +128,3 @@ def running(word: str) -> list[str]:
         with contextlib.suppress(OSError):
             found += [path.parent.name] if word.encode() in path.read_bytes() else []
     return found
-
-
-def as_user(user: int, ask: Callable[[], str]) -> str:
-    """Return what a function returns in a process of another user."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.setresuid(user, user, user)
-            os.write(writer, ask().encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return text

@@ -14,9 +14,13 @@ from cloudddp.job.job_request import find_script, localhost_line
 from cloudddp.job.ranks import Script
 
 
-def resolve(root: Path, target: str, *, here: str = "", **env: str) -> Script:
+def found(root: Path, here: Path, script: Script, **env: str) -> Script:
     sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    return find_script(root, root / here, Script(target, ("x",), module=True), sent, env)[0]
+    return find_script(root, here, script, sent, env)[0]
+
+
+def resolve(root: Path, target: str, *, here: str = "", **env: str) -> Script:
+    return found(root, root / here, Script(target, ("x",), module=True), **env)
 
 
 def write_files(root: Path, *names: str) -> Path:
@@ -37,14 +41,11 @@ def python_runs(root: Path, target: str, **env: str) -> bool:
 @pytest.mark.parametrize(
     ("files", "target"),
     [
-        (("train.py",), "train"),
         (("train/main.py",), "train.main"),
         (("pkg/__init__.py", "pkg/__main__.py"), "pkg"),
         (("folder/__main__.py",), "folder"),
         (("pkg/__init__.py", "pkg/sub/__init__.py", "pkg/sub/go.py"), "pkg.sub.go"),
         (("both.py", "both/inner.py"), "both"),
-        (("my-script.py",), "my-script"),
-        (("train/py.py",), "train.py"),
     ],
 )
 def test_module_is_found_where_python_finds_it(tmp_path: Path, files: tuple[str, ...], target: str) -> None:
@@ -57,19 +58,10 @@ def test_module_is_found_where_python_finds_it(tmp_path: Path, files: tuple[str,
     ("files", "target", "message", "hint"),
     [
         (("train.py",), "train.py", "no module 'train.py'", "`-m train`, or train.py without -m"),
-        (
-            ("sub/train.py",),
-            "sub/train.py",
-            "no module 'sub/train.py'",
-            "`-m sub.train`, or sub/train.py without",
-        ),
         (("train/main.py",), "train.mian", "no module 'train.mian'", "`-m train.main`"),
         (("train/main.py",), "nosuch.main", "no module 'nosuch.main'", "modules of the project: train.main"),
         (("train/main.py",), "torch.distributed.run", "no module '", "omit -m torch.distributed.run"),
-        (("train/main.py", "a.py"), "pytest", "no module 'pytest'", "runpy.run_module('pytest'"),
         (("pkg/__init__.py", "pkg/go.py"), "pkg", "package without __main__.py", "its modules: pkg.go"),
-        (("data/go.py",), "data", "package without __main__.py", "its modules: data.go"),
-        (("pkg.py", "pkg/__init__.py", "pkg/go.py"), "pkg", "package without __main__.py", "pkg.go"),
         (
             ("train.py", "train/main.py"),
             "train.main",
@@ -79,7 +71,6 @@ def test_module_is_found_where_python_finds_it(tmp_path: Path, files: tuple[str,
         (("src/pkg/go.py",), "pkg.go", "no module 'pkg.go'", 'PYTHONPATH = "src"'),
         (("here/deep/go.py",), "go", "no module 'go'", "`-m here.deep.go`"),  # its name in this folder
         (("a.py",), ".a", "no module '.a'", "did you mean `-m a`?"),
-        (("a.py",), "", "no module ''", "modules of the project: a"),
     ],
 )
 def test_unknown_module_is_refused_with_a_suggestion(
@@ -94,16 +85,12 @@ def test_unknown_module_is_refused_with_a_suggestion(
     assert hint in refused.value.hint
 
 
-def test_module_is_found_through_pythonpath(tmp_path: Path) -> None:
+def test_module_is_found_through_pythonpath_and_that_of_this_computer_is_named(tmp_path: Path) -> None:
     write_files(tmp_path, "src/pkg/go.py")
     assert python_runs(tmp_path, "pkg.go", PYTHONPATH="src")
     assert resolve(tmp_path, "pkg.go", PYTHONPATH="/elsewhere:./src/").target == "pkg.go"
-
-
-def test_pythonpath_of_this_computer_is_named(tmp_path: Path) -> None:
-    write_files(tmp_path, "src/pkg/a.py")
     with pytest.raises(UsageError, match="a path of this computer") as caught:
-        resolve(tmp_path, "pkg.a", PYTHONPATH=f"/opt/x:{tmp_path}/src")
+        resolve(tmp_path, "pkg.go", PYTHONPATH=f"/opt/x:{tmp_path}/src")
     assert caught.value.hint == "write it as src"
 
 
@@ -118,8 +105,7 @@ def test_unknown_module_is_refused_before_any_call(line: CommandLine) -> None:
 
 
 def by_path(root: Path, target: str, *args: str) -> Script:
-    sent = [p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()]
-    return find_script(root, root, Script(target, args), sent)[0]
+    return found(root, root, Script(target, args))
 
 
 @pytest.mark.parametrize(
@@ -140,11 +126,11 @@ def test_program_is_started_by_what_it_needs(
     (tmp_path / "sub").mkdir()
     (tmp_path / name).write_text(text)
     (tmp_path / name).chmod(0o755)
-    found = by_path(tmp_path, name, "--lr", "1")
-    assert found == Script(name, ("--lr", "1"), program=program)
-    assert found.shown == f"{name} --lr 1"
+    script = by_path(tmp_path, name, "--lr", "1")
+    assert script == Script(name, ("--lr", "1"), program=program)
+    assert script.shown == f"{name} --lr 1"
     if program:
-        assert found.argv[2:] == [*program, "--lr", "1"]
+        assert script.argv[2:] == [*program, "--lr", "1"]
 
 
 def test_console_entry_point_of_the_project_is_a_program(tmp_path: Path) -> None:
@@ -157,15 +143,12 @@ def test_console_entry_point_of_the_project_is_a_program(tmp_path: Path) -> None
     [
         (("nb.ipynb",), "is a notebook", "jupyter nbconvert --to script nb.ipynb"),
         (
-            ("accelerate", "launch", "--num_processes", "2", "t.py", "--x"),
+            "accelerate launch --nprocs 2 t.py --x".split(),
             "without `accelerate launch",
             "cloudddp launch t.py --x`",
         ),
-        (("accelerate", "launch", "-m", "pkg.t"), "starts the ranks itself", "cloudddp launch -m pkg.t`"),
         (("deepspeed", "t.py"), "without `deepspeed`", "cloudddp launch t.py`"),
         (("uv", "run", "t.py"), "without `uv run`", "[setup] run"),
-        (("torchrun", "--nproc-per-node", "2", "t.py"), "starts the ranks itself", "cloudddp launch t.py`"),
-        (("lightning", "run"), "without `lightning run`", "cloudddp launch SCRIPT`"),
         (("plain",), "not executable", "chmod +x plain"),
         (("my-train",), "script not found", 'exec my-train "$@"'),
         (("palin",), "script not found: palin", "did you mean plain?"),
@@ -183,7 +166,7 @@ def test_what_cannot_be_started_is_refused_with_the_command_that_works(
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "is_set"),
     [
         ('os.environ["MASTER_ADDR"] = "localhost"', True),
         ("    os.environ['MASTER_ADDR']='127.0.0.1'  # the spawned ranks", True),
@@ -193,7 +176,9 @@ def test_what_cannot_be_started_is_refused_with_the_command_that_works(
         ('os.environ["MASTER_ADDR"] = args.master', False),
     ],
 )
-def test_script_that_sets_the_rendezvous_address_to_localhost(tmp_path: Path, line: str, found: bool) -> None:
+def test_script_that_sets_the_rendezvous_address_to_localhost(
+    tmp_path: Path, line: str, is_set: bool
+) -> None:
     script = tmp_path / "train.py"
     script.write_text(f"import os\n{line}\n")
-    assert localhost_line(script) == (2 if found else 0)
+    assert localhost_line(script) == (2 if is_set else 0)

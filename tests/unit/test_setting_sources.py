@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from cloudddp.agent import protocol
 from cloudddp.config import schema, settings, spec, timing, tolerant
 from cloudddp.config.command_line import MAX_ENV_FILE, parse_env_file, read_env_file, variable_flags
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 
 
@@ -43,10 +43,6 @@ def test_bad_value_is_refused_even_if_overridden() -> None:
         )
 
 
-def test_no_source_gives_the_defaults() -> None:
-    assert settings.resolve([]) == Config()
-
-
 def test_env_tables_merge_by_name() -> None:
     flag = Layer("--env", {"job": {"env": {"A": "flag"}}}, textual=True)
     file = Layer("file", {"job": {"env": {"A": "file", "B": "file"}}})
@@ -54,38 +50,26 @@ def test_env_tables_merge_by_name() -> None:
     assert settings.resolve([flag, file, user]).job.env == {"A": "flag", "B": "file", "C": "user"}
 
 
-def test_lists_are_replaced_not_merged() -> None:
-    stronger, weaker = (
-        Layer("a", {"sync": {"exclude": ["x"]}}),
-        Layer("b", {"sync": {"exclude": ["y", "z"]}}),
-    )
-    assert settings.resolve([stronger, weaker]).sync.exclude == ("x",)
-
-
 def test_every_setting_except_tables_has_a_variable() -> None:
-    names = [
-        settings.variable_of(section, key)
-        for section in schema.SECTIONS
-        if section not in schema.LISTS
-        for key in schema.fields(section)
-    ]
+    sections = [section for section in schema.SECTIONS if section not in schema.LISTS]
+    names = [settings.variable_of(section, key) for section in sections for key in schema.fields(section)]
     named = [name for name in names if name]
     assert len(named) == len(set(named)) == len(names) - len(settings.TABLES)
     assert not {name.removeprefix("CLOUDDDP_") for name in named} & settings.OTHER_VARIABLES
 
 
-def test_variables_that_are_not_settings_are_ignored() -> None:
-    environ = {
-        "PATH": "/bin",
-        "CLOUDDDP_HOME": "x",
-        "CLOUDDDP_JOB_ID": "y",
-        "CLOUDDDPX": "z",
-        timing.VARIABLE: "1",
-    }
-    assert settings.environment_layers(environ) == []
-
-
-def test_misspelt_variable_is_refused_with_a_suggestion() -> None:
+def test_variables_that_are_not_settings_are_ignored_and_misspelt_ones_refused() -> None:
+    """A rank may call cloudddp, too."""
+    others = [
+        "PATH",
+        "CLOUDDDP_HOME",
+        "CLOUDDDP_JOB_ID",
+        "CLOUDDDPX",
+        timing.VARIABLE,
+        protocol.TASK_VARIABLE,
+    ]
+    others += [protocol.ATTEMPT_VARIABLE, protocol.STATUS_VARIABLE, protocol.STEP_VARIABLE]
+    assert settings.environment_layers(dict.fromkeys(others, "x")) == []
     with pytest.raises(UsageError, match="CLOUDDDP_MAXCOST") as caught:
         settings.environment_layers({"CLOUDDDP_MAXCOST": "10"})
     assert "'CLOUDDDP_MAX_COST'" in caught.value.hint
@@ -95,22 +79,10 @@ def test_error_in_a_variable_names_the_variable() -> None:
     layers = settings.environment_layers({"CLOUDDDP_MAX_HOURS": "forever"})
     with pytest.raises(UsageError) as caught:
         settings.resolve(layers)
-    assert "CLOUDDDP_MAX_HOURS" in caught.value.message
-    assert "'forever'" in caught.value.message
+    assert not [part for part in ("CLOUDDDP_MAX_HOURS", "'forever'") if part not in caught.value.message]
     assert "at most 336" in caught.value.hint
     with pytest.raises(UsageError, match="CLOUDDDP_OUTPUTS"):
         settings.resolve(settings.environment_layers({"CLOUDDDP_OUTPUTS": "runs,\udcff"}))
-
-
-def test_variables_of_ranks_are_no_misspelt_settings() -> None:
-    """A rank may call cloudddp."""
-    of_ranks = {
-        protocol.TASK_VARIABLE,
-        protocol.ATTEMPT_VARIABLE,
-        protocol.STATUS_VARIABLE,
-        protocol.STEP_VARIABLE,
-    }
-    assert {name.removeprefix("CLOUDDDP_") for name in of_ranks} <= settings.OTHER_VARIABLES
 
 
 # -- files of environment variables --------------------------------------------------------------------------
@@ -119,26 +91,16 @@ def test_variables_of_ranks_are_no_misspelt_settings() -> None:
 @pytest.mark.parametrize(
     ("text", "found"),
     [
-        ("", {}),
         ("\n  \n# comment\n", {}),
-        ("A=1", {"A": "1"}),
         ("A=1\r\nB=2\r\n", {"A": "1", "B": "2"}),
         ("  export A = two words  \n", {"A": "two words"}),
         ("A=\nB= # empty\nC=#hash", {"A": "", "B": "", "C": "#hash"}),
-        ("A=x#y # comment", {"A": "x#y"}),
         ("A=b=c==", {"A": "b=c=="}),
         ("A='$x \\n # \"q\"' # c", {"A": '$x \\n # "q"'}),
         ('A="line\\nnext \\"q\\" \\$x \\\\ \\d"', {"A": 'line\nnext "q" $x \\ \\d'}),
-        (
-            'KEY="-----BEGIN-----\nabc=\n-----END-----\n"\nB=2',
-            {"KEY": "-----BEGIN-----\nabc=\n-----END-----\n", "B": "2"},
-        ),
-        ("KEY='a\n# not a comment\nb'\nB=2", {"KEY": "a\n# not a comment\nb", "B": "2"}),
+        ('KEY="-----BEGIN-----\nabc=\n---\n"\nB=2', {"KEY": "-----BEGIN-----\nabc=\n---\n", "B": "2"}),
         ("A=1\nA=2", {"A": "2"}),
         ("A=$HOME ${B}", {"A": "$HOME ${B}"}),
-        ("A=it's", {"A": "it's"}),
-        ("export=1", {"export": "1"}),
-        ('A=""', {"A": ""}),
     ],
 )
 def test_syntax(text: str, found: dict[str, str]) -> None:
@@ -149,11 +111,8 @@ def test_syntax(text: str, found: dict[str, str]) -> None:
     ("text", "reason"),
     [
         ("A=1\nhunter2\n", "line 2: no '='"),
-        ("\n\nhunter2 x=1", "line 3: what is before '=' is not the name of a variable"),
         ("1A=hunter2", "line 1: what is before '=' is not the name"),
-        ("=hunter2", "line 1: what is before '=' is not the name"),
         ("A='x'\nB='hunter2", "line 2: the quote is not closed"),
-        ('B="hunter2\\"', "line 1: the quote is not closed"),
         ("A='x\ny'\nB='x'hunter2", "line 3: text follows the closing quote"),
         ("A=hunter2\0", "line 1: the value contains a NUL"),
     ],
@@ -175,6 +134,7 @@ def test_any_text_is_read_or_refused(text: str) -> None:
     assert all(name.isidentifier() for name in found)
 
 
+@limits(max_examples=40)
 @given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=20)))
 def test_double_quotes_can_hold_every_value(values: dict[str, str]) -> None:
     values = {name: value.replace("\0", "").replace("\r", "") for name, value in values.items()}
@@ -225,9 +185,6 @@ def test_unreadable_file_is_named(tmp_path: Path, data: bytes | None, reason: st
 # -- broken configurations: for `down` and the verbs that only look, the name has to be certain --------------
 
 
-NO_FILE: tuple[Path, ...] = ()
-
-
 def name(environ: dict[str, str], files: tuple[Path, ...]) -> str:
     """Return the name of the cluster, where at least one error was reported."""
     errors: list[UsageError] = []
@@ -240,12 +197,8 @@ def name(environ: dict[str, str], files: tuple[Path, ...]) -> str:
 @pytest.mark.parametrize(
     "broken",
     [
-        "max_huors = 2",
-        "[clutser]\nnodes = 2",
-        'nodes = "many"',
+        *("max_huors = 2", "[clutser]\nnodes = 2", 'nodes = "many"', "nodes = ", "# \udcff"),
         'proxy_jump = "a@b"\nproxy_command = "nc %h %p"',
-        "nodes = ",
-        "# \udcff",
     ],
 )
 def test_name_in_a_file_that_is_broken_elsewhere_is_used(tmp_path: Path, broken: str) -> None:
@@ -255,38 +208,32 @@ def test_name_in_a_file_that_is_broken_elsewhere_is_used(tmp_path: Path, broken:
 
 
 @pytest.mark.parametrize(
-    "text",
+    "before",
     [
-        'nodes = \nname = "mine"',
-        '[cluster]\nnodes = \nname = "mine"',
-        '[cluster]\nnmae = "mine"',
-        '[cluster]\nname = "No Name"',
-        '[clutser]\nname = "mine"',
-        'name = "mine"',
-        '[job]\nname = "mine"',
-        '[cluster]\nNAME = "mine"',
-        '[cluster.main]\nname = "mine"',
-        '[tool.cloudddp.cluster]\nname = "mine"',
+        "nodes = \n",
+        "[cluster]\nnodes = \n",
+        "[clutser]\n",
+        "[job]\n",
+        "[cluster.main]\n",
+        "[cluster]\nnmae = 1\nx",
     ],
 )
-def test_name_is_not_guessed_from_a_file(tmp_path: Path, text: str) -> None:
+def test_name_is_not_guessed_from_a_file(tmp_path: Path, before: str) -> None:
     path = tmp_path / "cloudddp.toml"
-    path.write_text(text)
+    path.write_text(f'{before}name = "mine"')
     with pytest.raises(UsageError):
         name({}, (path,))
 
 
-def test_name_is_not_guessed_from_a_file_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        name({}, (tmp_path / "missing.toml",))
-
-
-@pytest.mark.parametrize("variable", ["CLOUDDDP_CLUSTR", "CLOUDDDP_NAME"])
-def test_name_is_not_guessed_from_a_variable(variable: str) -> None:
-    with pytest.raises(UsageError):
-        name({variable: "mine"}, NO_FILE)
-
-
-@pytest.mark.parametrize(("variable", "value"), [("CLOUDDDP_NODES", "many"), ("CLOUDDDP_MAX_HUORS", "2")])
-def test_broken_variable_that_cannot_name_the_cluster_is_ignored(variable: str, value: str) -> None:
-    assert name({variable: value}, NO_FILE) == "default"
+def test_name_is_not_guessed_from_a_variable_or_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    """A broken variable that cannot name the cluster is ignored."""
+    missing, nothing = (tmp_path / "missing.toml",), dict[str, str]()
+    for environ, files in (
+        ({"CLOUDDDP_CLUSTR": "mine"}, ()),
+        ({"CLOUDDDP_NAME": "mine"}, ()),
+        (nothing, missing),
+    ):
+        with pytest.raises(UsageError):
+            name(environ, files)
+    for variable, value in (("CLOUDDDP_NODES", "many"), ("CLOUDDDP_MAX_HUORS", "2")):
+        assert name({variable: value}, ()) == "default"

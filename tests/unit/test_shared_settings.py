@@ -21,7 +21,7 @@ from cloudddp.config.settings import Layer
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.job import project_files
-from cloudddp.job.shared_folders import of_nodes
+from cloudddp.job.setup import shared_folders
 from cloudddp.tags import Tags
 
 ADDRESSES = {0: "10.0.0.4", 1: "10.0.0.5", 2: "10.0.0.6"}
@@ -44,14 +44,10 @@ def test_settings() -> None:
     [
         ({"source": "node0"}, "has no path"),
         ({"path": "../up"}, "shared.path"),
-        ({"path": "/abs"}, "shared.path"),
-        ({"path": "."}, "has no path in the project"),
         ({"path": "results/x"}, "overlaps results"),
         ({"path": ".git"}, "overlaps .git"),
-        ({"path": "data/x"}, "overlaps data"),
         ({"path": "s", "source": "node1"}, "shared.source"),
         ({"path": "s", "source": "fs-1; reboot"}, "shared.source"),
-        ({"path": "s", "size": 1}, "unknown key shared.size"),
     ],
 )
 def test_bad_settings_are_refused(shared: dict[str, Any], said: str) -> None:
@@ -70,17 +66,14 @@ def test_files_of_the_project_are_not_hidden(tmp_path: Path) -> None:
 
 def test_first_node_exports_and_the_others_mount() -> None:
     config = resolved({"path": "shared"}, {"path": "efs", "source": "fs-0123abcd"})
-    found = of_nodes(config.shared, ADDRESSES, {"fs-0123abcd": "fs.aws@tcp:/abc"})
+    found = shared_folders(config.shared, ADDRESSES, {"fs-0123abcd": "fs.aws@tcp:/abc"})
     own, fs = found[0]
     assert own == SharedFolder("shared", below="shared", clients=("10.0.0.5", "10.0.0.6"), owned=True)
     assert found[2][0] == SharedFolder("shared", "10.0.0.4:/", below="shared")
     assert fs == SharedFolder("efs", "fs.aws@tcp:/abc", owned=True)
     assert found[1][1] == replace(fs, owned=False)
-    remaining = of_nodes(config.shared[:1], {1: "10.0.0.5", 2: "10.0.0.6"}, {})
+    remaining = shared_folders(config.shared[:1], {1: "10.0.0.5", 2: "10.0.0.6"}, {})
     assert remaining[1][0].clients == ("10.0.0.6",), "node 0 is lost: the next one exports"
-
-
-# -- what AWS has --------------------------------------------------------------------------------------------
 
 
 class Account:
@@ -88,12 +81,9 @@ class Account:
 
     def __init__(self) -> None:
         self.ec2 = boto3.client("ec2", "us-east-1")
-        vpcs = self.ec2.describe_vpcs()["Vpcs"]
-        self.vpc = vpcs[0]["VpcId"]
-        self.subnets = [
-            one["SubnetId"]
-            for one in sorted(self.ec2.describe_subnets()["Subnets"], key=lambda one: one["AvailabilityZone"])
-        ]
+        self.vpc = self.ec2.describe_vpcs()["Vpcs"][0]["VpcId"]
+        subnets = sorted(self.ec2.describe_subnets()["Subnets"], key=lambda one: one["AvailabilityZone"])
+        self.subnets = [one["SubnetId"] for one in subnets]
         self.own, self.other = self.group("own"), self.group("other")
         interface = self.ec2.create_network_interface(SubnetId=self.subnets[0], Groups=[self.own])
         found = interface["NetworkInterface"]
@@ -133,21 +123,14 @@ def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
 
 
 def test_efs_is_mounted_by_the_address_in_the_nodes_zone(account: Account) -> None:
+    """A mount target in another zone costs more."""
     name = account.efs(account.subnets[0])
     source = account.find(name)
     (target,) = boto3.client("efs", "us-east-1").describe_mount_targets(FileSystemId=name)["MountTargets"]
     assert source == f"{target['IpAddress']}:/"
-
-
-def test_mount_target_in_another_zone_costs_more(account: Account) -> None:
     name, own = account.efs(account.subnets[1]), account.node.zone
     text = f"{name} has no mount target in zone {own}: nodes use that of us-east-1b, and AWS bills what "
     account.find(name, warnings=[f"{text}they read and write between zones"])
-
-
-def test_unknown_file_system_is_a_usage_error(account: Account) -> None:
-    with pytest.raises(UsageError, match="no file system fs-0123456789abcdef0 of EFS or FSx in us-east-1"):
-        account.find("fs-0123456789abcdef0")
 
 
 def test_efs_without_a_mount_target_and_in_another_vpc(account: Account) -> None:
@@ -184,6 +167,8 @@ def test_fsx_for_lustre(account: Account) -> None:
     assert account.find(name) == f"{name}.fsx.us-east-1.amazonaws.com@tcp:/abc"
 
 
-def test_other_kinds_of_fsx_are_refused(account: Account) -> None:
+def test_unknown_file_systems_and_other_kinds_of_fsx_are_refused(account: Account) -> None:
     with pytest.raises(UsageError, match="is FSx for WINDOWS"):
         account.find(fsx(account, "WINDOWS"))
+    with pytest.raises(UsageError, match="no file system fs-0123456789abcdef0 of EFS or FSx in us-east-1"):
+        account.find("fs-0123456789abcdef0")

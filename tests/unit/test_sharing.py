@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,8 @@ from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.sharing import (
     WIDTH,
     Copy,
-    Offer,
     Offered,
+    SharedFiles,
     SnapshotSearch,
     copies,
     differing,
@@ -28,7 +29,7 @@ from cloudddp.agent.protocol.sharing import (
 from cloudddp.agent.protocol.transfer import PLAIN, ZLIB
 from cloudddp.config.spec import JobSpec
 from cloudddp.job.distribution import DIRECT, HERE, Distribution
-from cloudddp.job.start_ranks import looking_for
+from cloudddp.job.start_ranks import snapshot_search
 from cloudddp.job.transfer import MAX_LINE, MAX_NOTES, MEASURED, Compression, Reports
 
 A1, A2, B1 = Offered("a", 1, 5), Offered("a", 2, 5), Offered("b", 1, 5)
@@ -37,7 +38,7 @@ Found = tuple[str, int, tuple[int, ...], tuple[int, ...]]  # a file and its time
 
 
 def found(offered: list[list[Offered]], **how: bool) -> list[Found]:
-    offers = {node: Offer(tuple(files)) for node, files in enumerate(offered)}
+    offers = {node: SharedFiles(tuple(files)) for node, files in enumerate(offered)}
     planned = copies(offers, {node: f"i-{node}" for node in offers}, **how)
     for one in planned:
         assert one.file.origin == f"i-{one.holders[0]}", "it counts as its writer"
@@ -84,28 +85,17 @@ def test_default_copies_to_nodes_that_have_no_version_of_their_own(
     assert found(offered, every=True, replaces=False) == copied
 
 
-def test_named_files_count_whoever_wrote_them() -> None:
-    offers = {0: Offer(()), 1: Offer((FROM_0,))}
+def test_named_files_count_whoever_wrote_them_and_versions_that_nodes_wrote_themselves_differ() -> None:
+    offers = {0: SharedFiles(()), 1: SharedFiles((FROM_0,))}
     planned = copies(offers, {0: "i-0", 1: "i-1"}, every=True, replaces=True)
     assert planned == [Copy(FROM_0, (1,), (0,))], "and the copy is still that of node 0"
-
-
-def test_versions_that_nodes_wrote_themselves_differ() -> None:
-    offers = {0: Offer((A1, B1)), 1: Offer((A2, B1)), 2: Offer((FROM_1,))}
+    offers = {0: SharedFiles((A1, B1)), 1: SharedFiles((A2, B1)), 2: SharedFiles((FROM_1,))}
     assert differing(offers) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("holders", "nodes", "sizes"),
-    [
-        ([0], 1, []),
-        ([0], 2, [1]),
-        ([0], 8, [4, 3]),
-        ([0], 64, [4, 20, 39]),
-        ([5], 64, [4, 20, 39]),
-        ([1, 2, 3], 64, [12, 49]),
-        ([], 2, []),
-    ],
+    [([0], 2, [1]), ([0], 8, [4, 3]), ([0], 64, [4, 20, 39]), ([1, 2, 3], 64, [12, 49]), ([], 2, [])],
 )
 def test_each_node_that_has_them_serves_others(holders: list[int], nodes: int, sizes: list[int]) -> None:
     lacking = [node for node in range(nodes) if node not in holders]
@@ -156,11 +146,11 @@ def test_reason_to_refuse_a_snapshot(path: str, mtime_ns: int, why: str) -> None
     ],
 )
 def test_settings_name_what_is_shared(job: JobSpec, shared: dict[str, bool], every: bool) -> None:
-    found = looking_for(job, ("train.py",), nodes=2, wrote=False)
+    found = snapshot_search(job, ("train.py",), nodes=2, wrote=False)
     assert found is not None
     assert {name: matches(name, found.patterns) for name in shared} == shared
     assert found.every is every
-    assert looking_for(JobSpec(), ("train.py",), nodes=2, wrote=False) is None
+    assert snapshot_search(JobSpec(), ("train.py",), nodes=2, wrote=False) is None
 
 
 @pytest.mark.parametrize(
@@ -178,14 +168,11 @@ def test_settings_name_what_is_shared(job: JobSpec, shared: dict[str, bool], eve
 def test_what_only_some_nodes_wrote_is_shared_by_default(
     job: JobSpec, nodes: int, wrote: bool, restarts_only: bool | None
 ) -> None:
-    found = looking_for(job, (), nodes=nodes, wrote=wrote)
+    found = snapshot_search(job, (), nodes=nodes, wrote=wrote)
     assert (None if found is None else found.restarts_only) is restarts_only
     assert found is None or found.patterns == ()
     limit = max(1, int(job.share_mb * 2**20)) if nodes > 1 and job.share_mb else 0  # else nothing is copied
     assert found is None or found.limit == limit
-
-
-# -- in a sync ----------------------------------------------------------------------------------------------
 
 
 NOTHING, MUCH = 0, DIRECT + 1  # bytes
@@ -244,35 +231,19 @@ def test_node_whose_source_fails_gets_its_files_from_here() -> None:
     assert found.copied(1) == 0
 
 
-@pytest.mark.parametrize("end", ["gone", "serves nobody"])
-def test_next_node_gets_its_files_from_here_where_the_first_one_serves_nobody(end: str) -> None:
-    found = begun(MUCH, MUCH, MUCH)
-    assert found.due() == {0: HERE}
-    assert found.due() == {}
-    if end == "gone":
-        found.gone(0)
-    else:
-        found.complete(0, serves=False)
-    assert found.due() == {1: HERE}
-    found.complete(1, serves=True)
-    assert found.due() == {2: 1}
-
-
-def test_node_that_ends_before_it_has_answered_is_not_waited_for() -> None:
+def test_next_node_gets_its_files_from_here_where_the_first_one_serves_nobody() -> None:
+    """Or has gone; and a node that ends before it has answered is not waited for."""
+    for end in (Distribution.gone, partial(Distribution.complete, serves=False)):
+        found = begun(MUCH, MUCH, MUCH)
+        assert (found.due(), found.due()) == ({0: HERE}, {})
+        end(found, 0)
+        assert found.due() == {1: HERE}
+        found.complete(1, serves=True)
+        assert found.due() == {2: 1}
     found = Distribution([0, 1])
     found.answered(1, MUCH)
     found.gone(0)
     assert found.due() == {1: HERE}
-
-
-# -- reports -------------------------------------------------------------------------------------------------
-
-
-def test_reports_before_a_bad_one_count() -> None:
-    feed = Reports().feed(b'{"port": 5}\nnot a report\n')
-    assert next(feed).port == 5
-    with pytest.raises(ProtocolError):
-        next(feed)
 
 
 @pytest.mark.parametrize(
@@ -286,8 +257,12 @@ def test_reports_before_a_bad_one_count() -> None:
     ids=["one line", "no report", "notes", "lost"],
 )
 def test_what_a_node_may_write_is_limited(data: bytes, why: str) -> None:
+    reports = Reports()
+    assert [one.port for one in reports.feed(b'{"port": 5}\n')] == [5]
     with pytest.raises(ProtocolError, match=why):
-        list(Reports().feed(data))
+        list(reports.feed(data))
+    feed = Reports().feed(b'{"port": 5}\nnot a report\n')
+    assert next(feed).port == 5, "reports before a bad one count"
 
 
 # -- when files are compressed on their way to the nodes -----------------------------------------------------
@@ -315,9 +290,6 @@ def test_what_is_compressed(rates: list[float], data: bytes, codec: int) -> None
     found, encoded = compression.encode(data)
     assert found == codec
     assert (zlib.decompress(encoded) if codec == ZLIB else encoded) == data
-
-
-# -- paths ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

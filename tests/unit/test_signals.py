@@ -1,61 +1,51 @@
-"""The policy for signals, with real signals in a process of its own."""
+"""The policy for signals, with real signals: each program in a process of its own, forked from one."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
 import pytest
 from support.harness import ROOT, clean_environment
 
-START = """
-import os, signal, sys, threading
-from cloudddp import signals
+# Runs programs, a JSON object of name -> [the signal that it inherits as ignored, as from nohup, and the
+# program], and prints what each has printed. A shell that runs the tests in the background ignores Ctrl-C,
+# and that is inherited.
+RUNNER = """
+import json, os, signal, sys, threading
 
 def send(*names):
     for name in names:
         os.kill(os.getpid(), getattr(signal, name))
 
 def notice():
-    print("notice")
+    print("notice", flush=True)
+
+from cloudddp import signals
+
+found = {}
+for name, (ignored, program) in json.load(sys.stdin).items():
+    ours, theirs = os.pipe()
+    if os.fork() == 0:
+        os.dup2(theirs, 1)
+        os.dup2(theirs, 2)
+        for one in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"):
+            signal.signal(getattr(signal, one), signal.SIG_IGN if one == ignored else signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        exec(program, {**globals()})
+        sys.stdout.flush()
+        os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours) as output:
+        found[name] = output.read().split("\\n")[:-1]
+    os.wait()
+print(json.dumps(found))
 """
-
-
-def output(program: str, *, ignored: str = "") -> list[str]:
-    """Return the lines that a program prints; `ignored` is a signal that it inherits as ignored, as from
-    nohup."""
-    # A shell that runs the tests in the background has Ctrl-C ignored, and that is inherited.
-    before = (
-        "import signal\nfor name in ('SIGINT', 'SIGTERM', 'SIGHUP', 'SIGQUIT'):\n    "
-        "signal.signal(getattr(signal, name), signal.SIG_DFL)\n"
-    )
-    before += f"signal.signal(signal.{ignored}, signal.SIG_IGN)\n" if ignored else ""
-    done = subprocess.run(
-        [sys.executable, "-c", before + START + program],
-        env=clean_environment(PYTHONPATH=str(ROOT)),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines()
-
-
-@pytest.mark.parametrize(
-    ("name", "exception"),
-    [
-        ("SIGINT", "KeyboardInterrupt"),
-        ("SIGQUIT", "KeyboardInterrupt"),
-        ("SIGTERM", "Terminated"),
-        ("SIGHUP", "HungUp"),
-    ],
-)
-def test_armed_signal_raises_once(name: str, exception: str) -> None:
-    program = f"""
+RAISED_ONCE = """
 signals.arm()
 try:
-    send({name!r})
+    send({!r})
 except KeyboardInterrupt as error:
     print(type(error).__name__)
     send("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")  # dropped: the first one is being handled
@@ -66,16 +56,10 @@ try:
 except signals.Terminated:
     print("armed again")
 """
-    assert output(program) == [exception, "handled", "armed again"]
-
-
-@pytest.mark.parametrize("interrupted", [True, False])
-def test_what_follows_an_interruptible_block_is_not_interrupted(interrupted: bool) -> None:
-    program = f"""
+INTERRUPTIBLE = """
 try:
     with signals.interruptible():
-        if {interrupted}:
-            send("SIGINT")
+        {}
         print("done")
 except KeyboardInterrupt:
     print("raised")
@@ -83,11 +67,23 @@ finally:
     send("SIGINT", "SIGTERM", "SIGHUP")
     print("removed")
 """
-    assert output(program) == ["raised" if interrupted else "done", "removed"]
-
-
-def test_protected_block_is_not_interrupted_and_reports_once() -> None:
-    program = """
+INHERITED = """
+signals.arm()
+send("SIGHUP")
+with signals.{}(notice):
+    send("SIGHUP")
+print("done")
+"""
+OTHER_THREAD = """
+signals.arm()
+def work():
+    with signals.{}(notice):
+        print("done")
+thread = threading.Thread(target=work)
+thread.start()
+thread.join()
+"""
+PROTECTED = """
 signals.arm()
 with signals.protected(notice):
     send("SIGINT", "SIGTERM", "SIGHUP", "SIGINT")
@@ -97,70 +93,17 @@ try:
 except KeyboardInterrupt:
     print("armed as before")
 """
-    assert output(program) == ["notice", "done", "armed as before"]
-
-
-def test_deferred_signal_raises_after_the_block() -> None:
-    program = """
+DEFERRED = """
 signals.arm()
 try:
     with signals.deferred(notice):
         send("SIGTERM", "SIGINT")
-        print("done")
+        {}
     print("not reached")
-except signals.Terminated:
-    print("raised")
+except signals.Terminated as error:
+    print(type(error.__context__).__name__)
 """
-    assert output(program) == ["notice", "done", "raised"]
-
-
-def test_deferred_signal_outweighs_an_error_of_the_block() -> None:
-    program = """
-signals.arm()
-try:
-    with signals.deferred(notice):
-        send("SIGINT")
-        raise ValueError
-except KeyboardInterrupt as error:
-    print("raised", type(error.__context__).__name__)
-"""
-    assert output(program) == ["notice", "raised ValueError"]
-
-
-def test_ignored_phase_drops_every_signal() -> None:
-    assert output('signals.arm()\nsignals.ignore()\nsend("SIGINT", "SIGTERM", "SIGHUP")\nprint("done")') == [
-        "done"
-    ]
-
-
-@pytest.mark.parametrize("block", ["protected", "deferred"])
-def test_signal_that_was_ignored_at_the_start_stays_ignored(block: str) -> None:
-    program = f"""
-signals.arm()
-send("SIGHUP")
-with signals.{block}(notice):
-    send("SIGHUP")
-print("done")
-"""
-    assert output(program, ignored="SIGHUP") == ["done"]
-
-
-@pytest.mark.parametrize("block", ["protected", "deferred"])
-def test_blocks_of_other_threads_change_nothing(block: str) -> None:
-    program = f"""
-signals.arm()
-def work():
-    with signals.{block}(notice):
-        print("done")
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-    assert output(program) == ["done"]
-
-
-def test_signal_is_raised_after_a_whole_block() -> None:
-    program = """
+WHOLE = """
 signals.arm()
 try:
     with signals.whole():
@@ -177,12 +120,8 @@ try:
 except KeyboardInterrupt:
     print("armed again")
 """
-    assert output(program) == ["whole", "raised", "armed again"]
-
-
-def test_signal_interrupts_a_block_that_does_not_end() -> None:
-    """A pipe that nobody reads must not keep the process from ending."""
-    program = """
+# As at a pipe that nobody reads.
+ENDLESS = """
 ours, theirs = os.pipe()
 signals.arm()
 threading.Timer(0.2, send, ["SIGTERM"]).start()
@@ -192,19 +131,13 @@ try:
 except signals.Terminated:
     print("raised")
 """
-    assert output(program) == ["raised"]
-
-
-def test_whole_block_of_another_thread_delays_no_signal() -> None:
-    program = """
+WHOLE_ELSEWHERE = """
 signals.arm()
 inside, go = threading.Event(), threading.Event()
-
 def work():
     with signals.whole():
         inside.set()
         go.wait(30)
-
 worker = threading.Thread(target=work)
 worker.start()
 inside.wait(30)
@@ -216,4 +149,46 @@ except KeyboardInterrupt:
 go.set()
 worker.join()
 """
-    assert output(program) == ["raised"]
+# Name -> program, and what it prints.
+PROGRAMS = {
+    "armed: interrupt": (RAISED_ONCE.format("SIGINT"), "KeyboardInterrupt, handled, armed again"),
+    "armed: quit": (RAISED_ONCE.format("SIGQUIT"), "KeyboardInterrupt, handled, armed again"),
+    "armed: termination": (RAISED_ONCE.format("SIGTERM"), "Terminated, handled, armed again"),
+    "armed: hang-up": (RAISED_ONCE.format("SIGHUP"), "HungUp, handled, armed again"),
+    "what follows an interruptible block is not interrupted": (INTERRUPTIBLE.format("pass"), "done, removed"),
+    "nor what follows an interrupted one": (INTERRUPTIBLE.format('send("SIGINT")'), "raised, removed"),
+    "protected block is not interrupted and reports once": (PROTECTED, "notice, done, armed as before"),
+    "deferred signal is raised after the block": (DEFERRED.format('print("done")'), "notice, done, NoneType"),
+    "deferred signal outweighs an error of the block": (
+        DEFERRED.format("1 / 0"),
+        "notice, ZeroDivisionError",
+    ),
+    "ignored phase drops every signal": (
+        'signals.arm()\nsignals.ignore()\nsend("SIGINT", "SIGTERM", "SIGHUP")\nprint("done")',
+        "done",
+    ),
+    "ignored at the start, protected": (INHERITED.format("protected"), "done"),
+    "ignored at the start, deferred": (INHERITED.format("deferred"), "done"),
+    "protected block of another thread": (OTHER_THREAD.format("protected"), "done"),
+    "deferred block of another thread": (OTHER_THREAD.format("deferred"), "done"),
+    "signal is raised after a whole block": (WHOLE, "whole, raised, armed again"),
+    "block that does not end is interrupted": (ENDLESS, "raised"),
+    "whole block of another thread delays no signal": (WHOLE_ELSEWHERE, "raised"),
+}
+
+
+@pytest.fixture(scope="module")
+def printed() -> dict[str, list[str]]:
+    programs = {
+        name: ("SIGHUP" if name.startswith("ignored at") else "", program)
+        for name, (program, _) in PROGRAMS.items()
+    }
+    env, text = clean_environment(PYTHONPATH=str(ROOT)), json.dumps(programs)
+    out = subprocess.check_output([sys.executable, "-c", RUNNER], input=text, env=env, text=True, timeout=300)
+    found: dict[str, list[str]] = json.loads(out)
+    return found
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_signals(name: str, printed: dict[str, list[str]]) -> None:
+    assert ", ".join(printed[name]) == PROGRAMS[name][1]

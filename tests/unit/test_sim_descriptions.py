@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.localsync import put
 
 from cloudddp.simulator.conditions.model import Boot
-from cloudddp.simulator.ec2 import images
-from cloudddp.simulator.ec2.speed import fast_imports
 from cloudddp.simulator.hosts.host_setup import HostSetup
 from cloudddp.simulator.hosts.machines.boot import MachineNode, pythons
 from cloudddp.simulator.hosts.machines.kind import Machines
@@ -21,15 +17,13 @@ from cloudddp.simulator.hosts.namespaces.rootfs import NamespaceNode
 from cloudddp.simulator.hosts.node_spec import NodeSpec, UserData
 from cloudddp.simulator.linux import programs
 
+PATHS = {name: Path(f"/{name}") for name in ("state", "hosts_file", "prefix", "base_prefix")}
 SETUP = HostSetup(
     host_name="ip-10-0-0-1",
     disk=Path("/disk of 'a' node\n"),
-    state=Path("/state"),
-    hosts_file=Path("/hosts"),
-    prefix=Path("/prefix"),
-    base_prefix=Path("/base"),
     network_commands="link set lo up\naddr add 10.0.0.1/20 dev eth0",
     environment={"A": "1 2"},
+    **PATHS,
 )
 SPEC = NodeSpec("i-1", "Ubuntu", "10.0.0.1", 20, "02:00:00:00:00:01", None, (), 0, 8, (), UserData(), Boot())
 
@@ -62,45 +56,11 @@ def test_missing_programs_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").write_text("")
-    packages = {
-        "etc/passwd": "p1",
-        "/etc/passwd": "p2",
-        "there": "p3",  # not executable
-        str(tmp_path / "gone"): "p4",
-    }
+    # `there` is not executable.
+    packages = {"etc/passwd": "p1", "/etc/passwd": "p2", "there": "p3", str(tmp_path / "gone"): "p4"}
     assert programs.missing(packages) == "p1 and p3 and p4 are not installed (apt-get install p1 p3 p4)"
     (tmp_path / "there").chmod(0o755)
     assert programs.missing({"there": "p3"}) == ""
-
-
-# -- images --------------------------------------------------------------------------------------------------
-
-
-def test_request_that_comes_while_parameters_are_added_finds_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    with fast_imports():  # not at the top: the collection of tests would parse the regions three times
-        from moto.ssm import models
-    found = models.ParameterDict("123456789012", "us-east-1")
-    last = images.IMAGES[-1].parameter
-    seen: list[bool] = []
-
-    def read() -> None:
-        images._load_parameters(lambda *_: None, found, last)
-        seen.append(bool(found[last]))
-
-    other = threading.Thread(target=read)
-
-    original: Any = models.Parameter
-
-    def slow(**words: Any) -> Any:
-        if other.ident is None:
-            other.start()
-            time.sleep(0.2)  # for the other one to look
-        return original(**words)
-
-    monkeypatch.setattr(models, "Parameter", slow)
-    images._load_parameters(lambda *_: None, found, images.IMAGES[0].parameter)
-    other.join()
-    assert seen == [True]
 
 
 # -- the files that a machine node has beyond Debian 13; tests/witness boots them ----------------------------
@@ -118,15 +78,8 @@ AMAZON = "Deep Learning Base OSS Nvidia Driver GPU AMI (Amazon Linux 2023)"
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """A root file system with what the image has of these files."""
-    texts = {
-        ENABLED: "",
-        BASIC: "g sudo 27\ng adm 4\n",
-        "etc/group": "adm:x:4:\nsudo:x:27:\n",
-        "etc/gshadow": "adm:*::\nsudo:*::\n",
-    }
-    for name, text in texts.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
+    put(tmp_path, {ENABLED: "", BASIC: "g sudo 27\ng adm 4\n", "etc/group": "adm:x:4:\nsudo:x:27:\n"})
+    put(tmp_path, {"etc/gshadow": "adm:*::\nsudo:*::\n"})
     return tmp_path
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ from support.hostilessh import listening
 from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
-from cloudddp.errors import CloudDDPError, ConnectError, NodeError
+from cloudddp.errors import ConnectError, NodeError
 from cloudddp.ssh import login_shell
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.running import CommandSpec
@@ -31,28 +30,17 @@ MIB = 1 << 20
 HANG_GUARD = 300.0  # seconds; only a hang is this long
 
 
-# -- connecting ----------------------------------------------------------------------------------------------
-
-
 def test_wrong_host_key_is_refused_before_login(ssh_site: Site, server: Server) -> None:
     expected = generate_key().public
     error = refusal(ssh_site.target(server.port, host_keys=(expected,)))
-    assert "host key" in error.message
-    assert "refused" in error.message
-    assert "node 0 (i-0)" in error.message
+    assert not [part for part in ("host key", "refused", "node 0 (i-0)") if part not in error.message]
     assert expected.split()[1][-16:] in error.message
     assert ssh_site.host.public.split()[1][-16:] in error.message
     assert error.patience == 0
-    assert len(server.connections) == 1
-    assert server.logins == []
-
-
-def test_host_key_of_another_type_is_refused_before_login(ssh_site: Site) -> None:
-    server = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
-    error = refusal(ssh_site.target(server.port))
-    assert "refused" in error.message
-    assert error.patience == 0
-    assert server.logins == []
+    other = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
+    assert refusal(ssh_site.target(other.port)).patience == 0
+    assert (len(server.connections), len(other.connections)) == (1, 1)
+    assert server.logins == other.logins == []
 
 
 def test_refused_login_key_allows_a_retry_and_the_users_keys_are_not_offered(
@@ -67,9 +55,6 @@ def test_refused_login_key_allows_a_retry_and_the_users_keys_are_not_offered(
     error = refusal(ssh_site.target(server.port, private_key=other))
     assert "key is refused for user 'ubuntu'" in error.message
     assert error.patience > 0
-
-
-def test_wrong_user_error_names_the_setting(ssh_site: Site, server: Server) -> None:
     error = refusal(ssh_site.target(server.port, user="ec2-user"))
     assert "'ec2-user'" in error.message
     assert "cluster.user" in error.hint
@@ -86,20 +71,14 @@ def test_connection_refused_allows_a_retry(ssh_site: Site) -> None:
 def test_silent_server_times_out_and_prints_nothing(ssh_site: Site) -> None:
     """In a separate process, since paramiko would print from a thread."""
     code = (
-        "import sys; from pathlib import Path; from cloudddp.errors import ConnectError\n"
         "from cloudddp.ssh.connection import Connection\n"
-        "from cloudddp.ssh.target import Target\n"
-        "key, port, host = sys.argv[1:]\n"
-        "try: Connection.open(Target('n', '127.0.0.1', int(port), 'u', Path(key), (host,)), "
-        "connect_timeout=0.5)\n"
+        "try: Connection.open(target, connect_timeout=0.5)\n"
         "except ConnectError as error: print(error.patience, error.message)\n"
-        "import threading; [t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
+        "[t.join(30) for t in threading.enumerate() if t is not threading.main_thread()]\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        arguments = [str(ssh_site.private_key), str(silent.getsockname()[1]), ssh_site.host.public]
-        done = subprocess.run(
-            [sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=300, check=True
-        )
+        words = ssh_site.program(silent.getsockname()[1], code)
+        done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("inf n at 127.0.0.1 port")
     assert "does not speak SSH" in done.stdout
     assert done.stderr == ""
@@ -130,9 +109,8 @@ def test_connection_closed_before_the_banner_names_penalties(
     """sshd does that to an address that it penalizes (sshd_config(5), PerSourcePenalties)."""
     with listening(serve) as port:
         error = refusal(ssh_site.target(port))
-    assert error.message == (
-        f"node 0 (i-0) at 127.0.0.1 port {port}: the server closed the connection before its SSH banner{line}"
-    )
+    closed = f"at 127.0.0.1 port {port}: the server closed the connection before its SSH banner{line}"
+    assert error.message == f"node 0 (i-0) {closed}"
     assert "PerSourcePenalties, OpenSSH 9.8 and newer" in error.hint
     assert error.patience > 0
     error.other_node = 1  # others answer, since penalties are those of one node: it must not be replaced
@@ -140,27 +118,14 @@ def test_connection_closed_before_the_banner_names_penalties(
     assert "--replace" not in error.hint
 
 
-def test_nagle_is_disabled(connection: Connection) -> None:
-    transport = connection._client.get_transport()
-    assert transport is not None
-    assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
-
-
-# -- commands ------------------------------------------------------------------------------------------------
-
-
 def test_stdout_stderr_and_exit_code_are_separate(connection: Connection, server: Server) -> None:
     result = connection.run(CommandSpec(r"printf 'out\377\n'; printf err >&2; exit 7"))
     assert server.logins == ["ubuntu"]
     assert (result.exit_code, result.stdout, result.stderr) == (7, b"out\xff\n", b"err")
     assert connection.run(CommandSpec("exit 255")).exit_code == 255
-
-
-def test_killed_command_keeps_the_connection(
-    connection: Connection,
-) -> None:
     assert connection.run(CommandSpec("echo before; kill -9 $$")).exit_code == 255
     assert connection.run(CommandSpec("echo after")).stdout == b"after\n"
+    assert connection._stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
 NOISE = {
@@ -183,9 +148,7 @@ def test_what_start_files_print_is_skipped(ssh_site: Site, start_file: str, unti
     with contextlib.closing(Connection.open(target)) as connection:
         assert connection.run(spec).exit_code == 3
     assert (bytes(out), bytes(err)) == (b"\0\377\nno line break", b"\377")
-    assert (target.label in login_shell.first_lines) == (
-        start_file not in ("", "set -xv", "echo warning >&2")
-    )
+    assert (target.label in login_shell.first_lines) == (start_file not in ("set -xv", "echo warning >&2"))
 
 
 @pytest.fixture(autouse=True)
@@ -198,11 +161,9 @@ def test_shell_that_ends_before_the_command_is_named(ssh_site: Site) -> None:
     opened = Connection.open(ssh_site.target(server.port))
     with contextlib.closing(opened), pytest.raises(NodeError) as caught:
         opened.run(CommandSpec("true"))
-    assert (
-        "its login shell ended before it ran the command (exit code 7): This account" in caught.value.message
-    )
-    assert "~/.bashrc" in caught.value.hint
-    assert "cloudddp ssh 0" in caught.value.hint
+    why = "its login shell ended before it ran the command (exit code 7): This account"
+    assert why in caught.value.message
+    assert not [part for part in ("~/.bashrc", "cloudddp ssh 0") if part not in caught.value.hint]
 
 
 def test_syntax_error_is_the_command_s_own(connection: Connection) -> None:
@@ -226,40 +187,27 @@ def test_command_ends_although_a_process_in_the_background_holds_its_output(
 def test_large_input_and_output_at_the_same_time(connection: Connection) -> None:
     data = os.urandom(6 * MIB)
     result = connection.run(CommandSpec("tee /dev/stderr", stdin=data, limit=8 * MIB))
-    assert result.stdout == data
-    assert result.stderr == data
+    assert result.stdout == result.stderr == data
 
 
 def test_input_and_output_streams(connection: Connection) -> None:
     taken: list[bytes] = []
     pieces = [os.urandom(200_000) for _ in range(10)]
     result = connection.run(CommandSpec("cat; echo end", stdin=iter([*pieces, b""]), on_stdout=taken.append))
-    assert b"".join(taken) == b"".join(pieces) + b"end\n"
-    assert result.stdout == b""
+    assert (b"".join(taken), result.stdout) == (b"".join(pieces) + b"end\n", b"")
+    for code in (0, 3):  # input that is not read is no error
+        assert connection.run(CommandSpec(f"exit {code}", stdin=bytes(8 * MIB))).exit_code == code
 
 
-def test_unread_input_is_no_error(connection: Connection) -> None:
-    assert connection.run(CommandSpec("exit 3", stdin=bytes(8 * MIB))).exit_code == 3
-    assert connection.run(CommandSpec("exit 0", stdin=bytes(8 * MIB))).exit_code == 0
-
-
-def test_error_in_the_input_stream_ends_the_command(connection: Connection) -> None:
+def test_error_in_the_input_or_in_the_output_callback_ends_the_command(connection: Connection) -> None:
     def pieces() -> Iterator[bytes]:
         yield b"first"
-        raise CloudDDPError("the file is gone")
+        raise BrokenPipeError("gone")
 
-    with pytest.raises(CloudDDPError, match="the file is gone"):
-        connection.run(CommandSpec("cat", stdin=pieces()))
-    assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
-
-
-def test_error_in_the_output_callback_is_raised(connection: Connection) -> None:
-    def full(data: bytes) -> None:
-        raise BrokenPipeError("no reader")
-
-    with pytest.raises(BrokenPipeError, match="no reader"):
-        connection.run(CommandSpec("echo x", on_stdout=full))
-    assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
+    for spec in (CommandSpec("cat", stdin=pieces()), CommandSpec("echo x", on_stdout=lambda _: [*pieces()])):
+        with pytest.raises(BrokenPipeError, match="gone"):
+            connection.run(spec)
+        assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 
 def test_command_timeout_names_node_and_command(connection: Connection) -> None:
@@ -343,14 +291,10 @@ def test_lost_connection_is_an_error_not_an_exit_code(ssh_site: Site, server: Se
 
 
 def test_total_timeout_ends_a_trickling_command(connection: Connection) -> None:
-    with pytest.raises(NodeError, match="its answer did not end within 1 s"):
-        connection.run(
-            CommandSpec("while :; do printf ' '; sleep 0.1; done", command_timeout=60, total_timeout=1)
-        )
-    with pytest.raises(NodeError, match="its answer did not end within 1 s"):
-        connection.run(
-            CommandSpec("while :; do printf ' ' >&2; sleep 0.1; done", command_timeout=60, total_timeout=1)
-        )
+    for to in ("", ">&2"):
+        command = f"while :; do printf ' ' {to}; sleep 0.1; done"
+        with pytest.raises(NodeError, match="its answer did not end within 1 s"):
+            connection.run(CommandSpec(command, command_timeout=60, total_timeout=1))
     assert connection.run(CommandSpec("echo here")).stdout == b"here\n"
 
 

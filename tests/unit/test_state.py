@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from cloudddp.cluster import replace_nodes
 from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError
 from cloudddp.files import state_home, write_atomic
@@ -47,8 +48,13 @@ def test_state_folder_is_cloudddp_home_or_that_of_the_platform(
     assert (state_home().is_absolute(), state_home().name) == (True, "cloudddp")
 
 
-def test_created_record_is_read_back(tmp_path: Path) -> None:
-    create(tmp_path)
+def test_created_record_is_read_back_and_private(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = create(tmp_path)
+    finally:
+        os.umask(before)
+    assert (mode(folder.private_key), mode(folder.path)) == (0o600, 0o700)
     again = ClusterFolder(ID, root=tmp_path)
     assert again.record() == RECORD
     assert again.login_key().read_text() == "PRIVATE\n"
@@ -69,22 +75,17 @@ def test_launch_with_the_id_of_another_job_is_refused(tmp_path: Path) -> None:
     assert launch_record.find(folder, None).target == "first.py"
 
 
-def test_private_key_permissions(tmp_path: Path) -> None:
-    before = os.umask(0)
-    try:
-        folder = create(tmp_path)
-    finally:
-        os.umask(before)
-    assert mode(folder.private_key) == 0o600
-    assert mode(folder.path) == 0o700
-
-
 def test_missing_key_error_has_a_hint(tmp_path: Path) -> None:
     folder = ClusterFolder("c-9999999999", root=tmp_path)
     assert folder.record() is None
     with pytest.raises(CloudDDPError, match="c-9999999999") as caught:
         folder.login_key()
     assert "cloudddp down" in caught.value.hint
+    for lost in ("id_ed25519", "host_key.pub"):  # it needs both
+        folder = create(tmp_path / lost)
+        (folder.path / lost).unlink()
+        with pytest.raises(CloudDDPError):
+            folder.login_key()
 
 
 def damaged(**fields: Any) -> str:
@@ -108,13 +109,18 @@ def test_damaged_record_counts_as_none(tmp_path: Path, text: str) -> None:
     folder = create(tmp_path)
     (folder.path / "cluster.json").write_text(text)
     assert folder.record() is None
-
-
-def test_record_that_is_no_file_counts_as_none(tmp_path: Path) -> None:
-    folder = create(tmp_path)
     (folder.path / "cluster.json").unlink()
     os.mkfifo(folder.path / "cluster.json")
     assert folder.record() is None
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[", b"[]", b'{"ImageId": 1}', None])
+def test_damaged_record_of_a_launch_replaces_no_node(tmp_path: Path, data: bytes | None) -> None:
+    folder = create(tmp_path)
+    if data is not None:
+        folder.launch.write_bytes(data)
+    with pytest.raises(CloudDDPError, match="no record of how the nodes"):
+        replace_nodes._recorded_launch(folder)
 
 
 def test_fields_of_a_record_are_updated_where_there_is_one(tmp_path: Path) -> None:
@@ -131,14 +137,6 @@ def test_record_of_another_version_is_read(tmp_path: Path) -> None:
     older = {**json.loads((folder.path / "cluster.json").read_text()), "user": "ubuntu", "made": "x"}
     (folder.path / "cluster.json").write_text(json.dumps(older))
     assert folder.record() == RECORD
-
-
-@pytest.mark.parametrize("lost", ["id_ed25519", "host_key.pub"])
-def test_login_key_needs_both_files(tmp_path: Path, lost: str) -> None:
-    folder = create(tmp_path)
-    (folder.path / lost).unlink()
-    with pytest.raises(CloudDDPError):
-        folder.login_key()
 
 
 def test_journal_keeps_the_order_across_threads(tmp_path: Path) -> None:
@@ -177,17 +175,12 @@ def test_write_atomic_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "file"
     write_atomic(path, "old")
     write_atomic(path, b"\xffnew")
-    assert path.read_bytes() == b"\xffnew"
-    assert mode(path) == 0o600
+    assert (path.read_bytes(), mode(path)) == (b"\xffnew", 0o600)
     assert [entry.name for entry in path.parent.iterdir()] == ["file"]
-
-
-def test_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    target = tmp_path / "file"
-    target.mkdir()  # a file cannot replace a folder
     with pytest.raises(IsADirectoryError):
-        write_atomic(target, "new")
-    assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+        write_atomic(path.parent, "new")  # a file cannot replace a folder
+    assert [entry.name for entry in tmp_path.iterdir()] == ["deep"]
+    assert path.read_bytes() == b"\xffnew"
 
 
 def test_reader_never_sees_a_partial_file(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from support.localsync import put
 from support.repositories import git
 
 from cloudddp.agent.protocol.file_steps import REPLACED
-from cloudddp.config.spec import Config
+from cloudddp.config.spec import Config, JobSpec, SyncSpec
 from cloudddp.errors import UsageError
 from cloudddp.job import file_listing, project_files, sync
 from cloudddp.job.project_files import of_config, snapshot
@@ -26,7 +26,8 @@ needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not i
 
 
 def names(root: Path, *, exclude: tuple[str, ...] = (), keep_out: tuple[str, ...] = ()) -> set[str]:
-    return set(snapshot(root, exclude=exclude, keep_out=keep_out).manifest)
+    config = Config(sync=SyncSpec(exclude=exclude), job=JobSpec(outputs=keep_out))
+    return set(snapshot(root, config).manifest)
 
 
 @pytest.fixture(autouse=True)
@@ -46,9 +47,6 @@ def repository(folder: Path, files: dict[str, str | bytes]) -> Path:
     git(folder, "add", "-A")
     git(folder, "commit", "-q", "--allow-empty", "-m", "x")
     return folder
-
-
-# -- the list, in a repository -------------------------------------------------------------------------------
 
 
 @needs_git
@@ -82,13 +80,8 @@ def test_submodule_files_are_sent(here: Path, tmp_path: Path) -> None:
     repository(here, {"a": ""})
     git(here, "submodule", "add", "-q", str(library), "deps/library")
     put(here, {"deps/library/new.py": "", "deps/library/x.o": ""})
-    assert names(here) == {
-        ".gitmodules",
-        "a",
-        "deps/library/lib.py",
-        "deps/library/new.py",
-        "deps/library/.gitignore",
-    }
+    of_library = {f"deps/library/{name}" for name in ("lib.py", "new.py", ".gitignore")}
+    assert names(here) == {".gitmodules", "a", *of_library}
 
 
 @needs_git
@@ -107,13 +100,6 @@ def test_project_in_a_subfolder_obeys_the_repository_rules(here: Path) -> None:
 
 
 @needs_git
-def test_ignored_folder_is_a_project_of_its_own(here: Path) -> None:
-    repository(here, {".gitignore": "scratch/\n", "a": ""})
-    put(here, {"scratch/train.py": "", "scratch/.gitignore": "*.pt\n", "scratch/m.pt": ""})
-    assert names(here / "scratch") == {"train.py", ".gitignore"}
-
-
-@needs_git
 def test_broken_nested_repository_is_refused(here: Path) -> None:
     repository(here, {"a": ""})
     repository(here / "inner", {"b": ""})
@@ -122,23 +108,12 @@ def test_broken_nested_repository_is_refused(here: Path) -> None:
         names(here)
 
 
-# -- the list, outside one -----------------------------------------------------------------------------------
-
-
 @needs_git
 @pytest.mark.parametrize(
     "rules",
     [
-        "/y/\n*.a\n!b.a\n*.d\n",
-        "*.a\n!b.a\n",
-        "/x\n",
-        "x/\n",
-        "x/*\n!x/b.a\n",
-        "**/x\n",
-        "x/**/b.a\n",
-        "# c\n\\#c\n",
-        "*\n!*/\n!*.a\n",
-        "\ufeffx/\n",
+        *("/y/\n*.a\n!b.a\n*.d\n", "*.a\n!b.a\n", "/x\n", "x/\n", "x/*\n!x/b.a\n", "**/x\n", "x/**/b.a\n"),
+        *("# c\n\\#c\n", "*\n!*/\n!*.a\n", "\ufeffx/\n"),
     ],
 )
 def test_walk_agrees_with_git(here: Path, tmp_path: Path, rules: str) -> None:
@@ -162,11 +137,8 @@ def test_invalid_line_of_a_gitignore_is_ignored_as_by_git(here: Path, line: str)
 
 
 def test_environments_and_caches_are_never_sent(here: Path) -> None:
-    put(
-        here,
-        {"a.py": "", "__pycache__/a.pyc": "", "p/__pycache__/b.pyc": "", ".venv/bin/x": "", "venv/y": ""},
-    )
-    put(here, {".DS_Store": "", ".cloudddp/z": "", "venvs": "", "p/q": ""})
+    never = ("__pycache__/a.pyc", "p/__pycache__/b.pyc", ".venv/bin/x", "venv/y", ".DS_Store", ".cloudddp/z")
+    put(here, dict.fromkeys(("a.py", "venvs", "p/q", *never), ""))
     assert names(here) == {"a.py", "venvs", "p/q"}
 
 
@@ -175,14 +147,6 @@ def test_excluded_patterns_and_outputs_are_not_sent(here: Path) -> None:
     kept = {"a.py", "runs2", "sub/runs/y"}
     for spelling in ("runs", "runs/", "./runs"):
         assert names(here, exclude=("*.bin", "/notes.md"), keep_out=(spelling,)) == kept
-
-
-def test_empty_folder_is_an_empty_project(here: Path) -> None:
-    (here / "empty").mkdir()
-    assert names(here) == set()
-
-
-# -- what cannot be sent -------------------------------------------------------------------------------------
 
 
 def test_special_files_are_refused(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,11 +190,9 @@ def test_folder_that_git_cannot_read_is_refused(
 
 
 def test_size_limit_names_the_largest_folders(here: Path) -> None:
-    put(
-        here,
-        {"data/a": b"x" * 900_000, "data/b": b"x" * 900_000, "m.pt": b"x" * 700_000, "s.py": "x", "t": "x"},
-    )
-    files = snapshot(here)
+    sizes = {"data/a": 900_000, "data/b": 900_000, "m.pt": 700_000, "s.py": 1, "t": 1}
+    put(here, {name: b"x" * size for name, size in sizes.items()})
+    files = snapshot(here, Config())
     sync.check_size(files, files.manifest, 2.5)
     with pytest.raises(UsageError) as caught:
         sync.check_size(files, files.manifest, 1.0)
@@ -249,22 +211,7 @@ def test_project_of_too_many_files_is_refused(here: Path, monkeypatch: pytest.Mo
     assert "sync.exclude" in refused.value.hint
 
 
-PARTS = [
-    "a",
-    "data",
-    "x",
-    ".git",
-    "venv",
-    ".venv",
-    "__pycache__",
-    "f.tmp",
-    "build",
-    "abc1",
-    "deep",
-    "q.bin",
-    "n\nl",
-    ".env",
-]
+PARTS = ["n\nl", *"a data x .git venv .venv __pycache__ f.tmp build abc1 deep q.bin .env".split()]
 
 
 @settings(max_examples=150, deadline=None)
@@ -283,9 +230,7 @@ def test_patterns_match_as_those_of_gitignore(more: tuple[str, ...], parts: list
 def test_folder_that_disappears_during_the_walk_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("a/x", "b/x", "c"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+    put(tmp_path, dict.fromkeys(("a/x", "b/x", "c"), ""))
     scandir = os.scandir
 
     def scan(path: Any) -> Any:
@@ -294,4 +239,4 @@ def test_folder_that_disappears_during_the_walk_is_skipped(
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", scan)
-    assert set(project_files.snapshot(tmp_path).manifest) == {"b/x", "c"}
+    assert set(snapshot(tmp_path, Config()).manifest) == {"b/x", "c"}

@@ -8,9 +8,7 @@ import contextlib
 import ensurepip
 import hashlib
 import json
-import os
 import shutil
-import signal
 import subprocess
 import threading
 import time
@@ -32,16 +30,14 @@ from support.harness import (
     until,
 )
 from support.labnode import LabLaptop, attempt, boot_id, inside, shell
-from support.local_packages import package, wheel
+from support.local_packages import wheel
 from support.simlab import client_of
 from support.userdata import product_user_data
 from support.witnesslab import Lab
-from uv import find_uv_bin
 
 from cloudddp.errors import CloudDDPError
 from cloudddp.simulator import control
 from cloudddp.simulator.ec2.images import IMAGES
-from cloudddp.simulator.linux import processes
 
 pytestmark = pytest.mark.timeout(900, func_only=True)  # the first one may make the operating system
 
@@ -96,7 +92,6 @@ METADATA = (
     'curl -sH "X-aws-ec2-metadata-token: $token" $base/meta-data/{path}'
 )
 BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-CGROUPS = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/unified"))
 HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
 EXAMINED = (
     *("/etc/systemd/system/cloudddp-deadline.timer", "/etc/systemd/system/cloudddp-deadline.service"),
@@ -289,52 +284,6 @@ def test_ec2_reboots_a_machine_and_ends_one_that_does_not_power_off(machines: co
     assert f"{early['InstanceId']} did not power off" not in log
 
 
-def test_killed_programs_of_the_simulator_leave_no_machine(tmp_path: Path, root_images: None) -> None:
-    """The boot process, systemd-nspawn, and the server with both: pid 1 of a machine would live on."""
-    sim = control.start(tmp_path / "home", nodes="machine")
-    laptop = LabLaptop(sim, "killed")
-    try:
-        for program in ("cloudddp.simulator.hosts.machines.boot", "systemd-nspawn"):
-            (node,) = laptop.launch(InstanceType="c5.large")
-            (found,) = control.nodes(sim)[:1]
-            os.kill(process_running(found["processes"], program), signal.SIGKILL)
-            until(lambda node=node: laptop.state(node["InstanceId"]) == "terminated")
-            until(lambda found=found: not any(map(command_line, found["processes"])))
-            assert not any((mount / "cloudddp-sim" / node["InstanceId"]).exists() for mount in CGROUPS)
-        (node,) = laptop.launch(InstanceType="c5.large")
-        (found,) = control.nodes(sim)
-        groups = [mount / "cloudddp-sim" / node["InstanceId"] for mount in CGROUPS]
-        assert any(map(Path.exists, groups)) == ("cgroup2" in Path("/proc/self/mounts").read_text())
-        for pid in (sim.pid, process_running(found["processes"], "machines.boot")):
-            os.kill(pid, signal.SIGKILL)
-    finally:
-        control.stop(sim.home)
-    assert processes.belonging(sim.home) == []
-    assert not any(map(command_line, found["processes"]))
-    assert not any(map(Path.exists, groups))
-
-
-def process_running(pids: list[int], program: str) -> int:
-    """Return the only process that runs a program. What it has forked has its command line, too, until it
-    executes another."""
-    found: list[int] = []
-
-    def one() -> bool:
-        found[:] = [pid for pid in pids if program in command_line(pid)]
-        return len(found) == 1
-
-    until(one)
-    return found[0]
-
-
-def command_line(pid: int) -> str:
-    """Return the command line of a process; '' if it has ended."""
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
-
-
 def test_amazon_linux_layout(cli: CommandLine, machines: control.Simulator) -> None:
     """The user ec2-user, no group sudo, and Python 3.9 as python3, with which the agent runs."""
     image = next(i for i in IMAGES if "Amazon Linux" in i.name and i.architecture == "x86_64")
@@ -396,33 +345,6 @@ def presented_keys(machines: control.Simulator, cluster: str) -> Iterator[set[st
     finally:
         stop.set()
         thread.join()
-
-
-def test_packages_on_debian(cli: CommandLine) -> None:
-    """Its Python is `python3` alone, without pip, and its packages are those of Debian (PEP 668). uv installs
-    a lock beside the torch of the image."""
-    (pip,) = Path(ensurepip.__file__).parent.glob("_bundled/pip-*.whl")
-    wheel(cli.cwd / "wheels", "greeting", "TEXT = 'hello'\n")
-    package(cli.cwd / "libs/mine", "TEXT = 'mine'\n")
-    cli.write("requirements.txt", "greeting\n./libs/mine\n")
-    cli.write("show.py", "import greeting, mine, sys; print(greeting.TEXT, mine.TEXT, sys.prefix)")
-    setup = '[job]\nrendezvous = "direct"\n{}\n[setup]\nenvironment = "{}"\nwheels = "wheels"\n'
-    cli.write("cloudddp.toml", setup.format('python = "python3"', "requirements.txt"))
-    cli.ok("up", "-n", "1", *TYPE)
-    failed = cli.fails(1, "launch", "show.py")
-    assert "not installed (exit code 1): wheels has no pip for" in failed
-    shutil.copy(pip, cli.cwd / "wheels")
-    assert "] hello mine /usr\n" in cli.ok("launch", "show.py")
-    cli.write(
-        "pyproject.toml",
-        '[project]\nname = "p"\nversion = "0"\nrequires-python = ">=3.9"\n'
-        'dependencies = ["greeting", "mine"]\n[tool.uv.sources]\nmine = {path = "libs/mine"}\n',
-    )
-    lock = [find_uv_bin(), "lock", "--offline", "--no-index", "--find-links", "wheels"]
-    subprocess.run(lock, cwd=cli.cwd, check=True)
-    cli.write("show.py", "import greeting, mine, sys, torch; print(greeting.TEXT, mine.TEXT, sys.prefix)")
-    cli.write("cloudddp.toml", setup.format("", "uv.lock"))
-    assert "] hello mine /home/ubuntu/project/.venv\n" in cli.ok("launch", "show.py")
 
 
 TORCHRUN = """\

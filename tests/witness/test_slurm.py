@@ -98,13 +98,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmLab]:
         yield found
 
 
-@pytest.fixture
-def patient_lab(tmp_path: Path) -> Iterator[SlurmLab]:
-    """Slurm does not notice a lost node before the job has ended."""
-    with new_lab(tmp_path, lost_after=600) as found:
-        yield found
-
-
 @pytest.fixture(scope="module")
 def by_hand(lab: SlurmLab) -> Any:
     """The weights after torchrun was started by hand on both nodes, without Slurm and without cloudddp."""
@@ -185,37 +178,6 @@ def test_job_resumes_after_a_killed_node(lab: SlurmLab, by_hand: Any) -> None:
     assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
     assert "begin at step 6 of 12" in output
     assert_equal(weights(lab, "killed.pt"), by_hand)
-
-
-def test_job_resumes_after_a_node_that_rebooted_before_slurm_noticed_its_loss(patient_lab: SlurmLab) -> None:
-    """Slurm ends the step and not the job, and the ranks of the other node have failed with a code of their
-    own."""
-    lab = patient_lab
-    job = lab.submit(export(lab, "waiting.py"))
-    wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
-    lab.power_off("n1")
-    (lab.project / "fail-on-n0").touch()
-    wait_for(lambda: "task 0: Exited with exit code 1" in lab.output(job), "the ranks of n0 have failed")
-    lab.boot("n1")
-    facts = lab.wait_for_end(job)
-    output = lab.output(job)
-    assert (facts["JobState"], facts["Restarts"]) == ("COMPLETED", "1"), output
-    assert "lost node: n1" in output
-    assert "requeue 1 of at most 10" in output
-
-
-def test_requeues_are_limited(lab: SlurmLab) -> None:
-    """`--max-requeues 0`, and ranks that are asked to stop: as at a time limit, but without the wait for
-    it."""
-    job = lab.submit(export(lab, "waiting.py", "--max-requeues", "0"))
-    wait_for(lambda: lab.output(job).count("waiting") == 4, "4 ranks wait")
-    lab.on(HEAD, "scancel", "--batch", "--signal=USR1", job)
-    facts = lab.wait_for_end(job)
-    output = lab.output(job)
-    assert (facts["JobState"], facts["ExitCode"], facts["Restarts"]) == ("FAILED", "143:0", "0"), output
-    assert output.count("saving") == 4
-    assert re.search(r"rank \d stopped after SIGTERM \(exit code 143\)", output)
-    assert "not requeued again: max_requeues is 0" in output
 
 
 def test_job_resumes_after_its_time_limit(lab: SlurmLab, by_hand: Any) -> None:

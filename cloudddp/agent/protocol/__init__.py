@@ -4,33 +4,10 @@ once.
 Both sides import these modules: the laptop from the installed package, the agent from a copy beside it. So
 they need Python 3.9 and the standard library only, and import nothing else of cloudddp.
 
-A step is a command, `python3 AGENT STEP [REQUEST]`, or one of several over `serve` (codec.py). Its
-request is JSON: the first line of stdin, or in argv where the agent itself is on stdin (never one that holds
-secrets). Its reply is the last line on stdout; `pack`, `follow` and `readings` write frames
-instead.
+A step is a command, `python3 AGENT STEP`, or one of several over `serve` (codec.py). Its
+request is JSON, the first line of stdin. Its reply is the last line on stdout; STREAMS write frames instead.
 
-Each module holds one topic, so that a step of the agent loads only what it needs:
-
-    codec      JSON <-> dataclass; ProtocolError; several steps over one channel
-    frozen     the decorator of the messages
-    machine    probe, poweroff
-    manifest   the files of a project
-    transfer   the frames that bring the project's files
-    file_steps receive, pack
-    sending    files -> frames
-    phases     JobPhase, Peer, Done, VersionConflict
-    jobs       JobState, Verdict, Failure; jobs, conclude, kill
-    start      setup, start
-    gang       what the agents of one job tell each other
-    last_error the error in what a rank has written
-    sentences  a failure in words
-    progress   TrainingStatus, StepReport, Straggler, LeftStall
-    frames     what `follow` and `readings` write
-    results    new_files, pulled
-    copies     Destination, Copied: results that a node copies to S3
-    stacks     stacks
-    readings   readings: what a node measures of its GPUs and ranks
-    snapshots  what the agents of one job tell each other of snapshots
+Each module holds one topic, so that a step of the agent loads only what it needs.
 """
 
 from __future__ import annotations
@@ -57,6 +34,10 @@ STEP_VARIABLE = "CLOUDDDP_STEP_FILE"  # the file in which each rank may report i
 # Steps that any version may run while a job of another version runs: they change nothing that another version
 # reads. What they report about a store of another version may be incomplete.
 SAFE_STEPS = frozenset(("pack", "new_files", "readings"))
+
+
+# Steps whose output may be any bytes: the agent's process ends with them.
+STREAMS = frozenset(("pack", "follow", "readings"))
 
 
 class ExitCode(IntEnum):

@@ -16,13 +16,12 @@ from dataclasses import field, replace
 from typing import Annotated, Optional
 
 from cloudddp.agent.protocol.codec import (
-    MAX_PATH,
     MAX_SIZE,
     Count,
     OptionalJobId,
+    PathText,
     ProtocolError,
     at_most,
-    check_length,
     within,
 )
 from cloudddp.agent.protocol.frozen import frozen
@@ -42,13 +41,12 @@ Writer = tuple[str, int]  # job and attempt
 UNKNOWN: Writer = ("", 0)
 
 
-def _check_path(name: str, text: str) -> None:
-    check_length(name, text, MAX_PATH)
-    if text.startswith("/") or ".." in text.split("/") or "\0" in text:
+def _check_inside(name: str, text: str) -> None:
+    if text.startswith("/") or ".." in text.split("/"):
         raise ProtocolError(f"{name} leaves the project")
 
 
-ProjectPath = Annotated[str, _check_path]
+ProjectPath = Annotated[PathText, _check_inside]
 _Names = Annotated[tuple[ProjectPath, ...], at_most(MAX_FILES)]
 _Time = Annotated[int, within(-MAX_SIZE, MAX_SIZE)]
 _Times = Annotated[dict[str, _Time], at_most(MAX_FILES)]
@@ -95,7 +93,7 @@ def is_sharded(names: Iterable[str]) -> bool:
     """Whether files make a sharded checkpoint. A name with a rank may be adapter_rank8.pt: if ranks wrote
     them, one is of rank 0. Pure."""
     numbers = [_NUMBERED.search(posixpath.basename(name)) for name in filter(is_shard, names)]
-    return any(one is None or int(one[1] or 0) == 0 for one in numbers)
+    return any(number is None or int(number[1] or 0) == 0 for number in numbers)
 
 
 def kind_of(name: str) -> str:
@@ -135,7 +133,7 @@ def folder_of(path: str, known: Collection[str]) -> Optional[str]:
 
 def writer_of(path: str, parts: Iterable[Part]) -> Writer:
     """Return who wrote a file of one of these checkpoints; UNKNOWN for any other file. Pure."""
-    known = {one.folder: one for one in parts}
+    known = {part.folder: part for part in parts}
     folder = folder_of(path, known)
     return known[folder].writer if folder in known else UNKNOWN
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from math import isfinite
-from typing import Annotated, Any, Callable, NoReturn, Optional, TypeVar, Union, get_origin, get_type_hints
+from typing import Annotated, Any, Callable, NoReturn, TypeVar, Union, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -43,24 +42,24 @@ class ProtocolError(ValueError):
 Check = Callable[[str, Any], None]  # gets the name of a field and its value; raises ProtocolError
 
 
-def check_range(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:  # also false for nan
-        raise ProtocolError(f"{name} is out of range")
-
-
-def check_length(name: str, value: Any, limit: int) -> None:
-    if len(value) > limit:
-        raise ProtocolError(f"{name} is too long")
-
-
 def within(low: float, high: float) -> Check:
     """Return the limits of a number, for its type: `Annotated[int, within(0, 9)]`."""
-    return lambda name, value: check_range(name, value, low, high)
+
+    def check(name: str, value: float) -> None:
+        if not low <= value <= high:  # also false for nan
+            raise ProtocolError(f"{name} is out of range")
+
+    return check
 
 
-def at_most(limit: int) -> Check:
-    """Return the limit of the length of a text, a tuple or a dict, for its type."""
-    return lambda name, value: check_length(name, value, limit)
+def at_most(limit: int, *, least: int = 0) -> Check:
+    """Return the limits of the length of a text, a tuple or a dict, for its type."""
+
+    def check(name: str, value: Any) -> None:
+        if not least <= len(value) <= limit:
+            raise ProtocolError(f"{name} is too {'short' if len(value) < least else 'long'}")
+
+    return check
 
 
 def is_plain(text: str, others: str) -> bool:
@@ -104,13 +103,18 @@ def check_project(name: str, text: str) -> None:
         raise ProtocolError(f"{name} is not the name of a project: {text[:80]!r}")
 
 
+def _check_no_nul(name: str, text: str) -> None:
+    if "\0" in text:
+        raise ProtocolError(f"{name} contains a NUL")
+
+
 def check_origin(name: str, text: str) -> None:
     """Raise ProtocolError for what is not the id of a laptop's project; '' is none."""
     if text and (len(text) > MAX_ORIGIN or not is_plain(text, "")):
         raise ProtocolError(f"{name} is not the id of a project")
 
 
-# Types of fields with their limits, which `check_limits` enforces.
+# Types of fields with their limits, which `frozen` enforces.
 Count = Annotated[int, within(0, MAX_COUNT)]
 Number = Annotated[int, within(-MAX_COUNT, MAX_COUNT)]
 Size = Annotated[int, within(0, MAX_SIZE)]
@@ -120,24 +124,17 @@ ExitStatus = Annotated[int, within(0, 255)]
 SignalNumber = Annotated[int, within(1, 64)]
 Text = Annotated[str, at_most(MAX_TEXT)]
 ShortText = Annotated[str, at_most(64)]
-PathText = Annotated[str, at_most(MAX_PATH)]
+PathText = Annotated[str, at_most(MAX_PATH), _check_no_nul]
 JobId = Annotated[str, check_job_id]
 OptionalJobId = Annotated[str, _check_optional_job_id]  # '' for none
 ProjectName = Annotated[str, check_project]
 OriginId = Annotated[str, check_origin]
 
 
-def check_limits(message: Any) -> None:
-    """Raise ProtocolError for a dataclass with a value beyond the limits in the type of its field."""
-    kind: Any = type(message)
-    for name, check in _limits(kind):
-        check(name, getattr(message, name))
-
-
 @cache
-def _limits(kind: Any) -> list[tuple[str, Check]]:
-    checks = [(name, _check_of(hint)) for name, hint in _type_hints(kind).items()]
-    return [(name, check) for name, check in checks if check]
+def limits(kind: Any) -> list[tuple[str, Check]]:
+    """Return what checks the fields of a dataclass, with their names."""
+    return [(name, check) for name, hint in _type_hints(kind).items() for check in _checks_of(hint)]
 
 
 @cache
@@ -145,35 +142,24 @@ def _type_hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _check_of(hint: Any) -> Optional[Check]:
-    """Return what checks a value, and the values in it, against the limits in its type; None if it has
-    none."""
+def _checks_of(hint: Any) -> list[Check]:
+    """Return what checks a value, and the values in it, against the limits in its type."""
     origin = get_origin(hint)
     if origin is Annotated:
-        return _together([*hint.__metadata__, _check_of(hint.__origin__)])
-    parts = [_check_of(part) for part in hint.__args__] if origin in (Union, tuple, dict) else []
-    if not any(parts):
-        return None
-    first, second = parts  # of Optional[X], tuple[X, ...] or dict[K, V]
+        return [*hint.__metadata__, *_checks_of(hint.__origin__)]
+    if origin not in (Union, tuple, dict):
+        return []
+    first, second = map(_checks_of, hint.__args__)  # of Optional[X], tuple[X, ...] or dict[K, V]
 
     def check(name: str, value: Any) -> None:
-        if first and value is not None:
-            for one in (value,) if origin is Union else value:
-                first(name, one)
-        if second:
-            for one in value.values():
-                second(name, one)
+        for one in first if value is not None else ():
+            for part in (value,) if origin is Union else value:
+                one(name, part)
+        for one in second:
+            for part in value.values():
+                one(name, part)
 
-    return check
-
-
-def _together(checks: list[Optional[Check]]) -> Check:
-    def check(name: str, value: Any) -> None:
-        for one in checks:
-            if one:
-                one(name, value)
-
-    return check
+    return [check] if first or second else []
 
 
 def encode(message: Any) -> bytes:
@@ -221,14 +207,17 @@ Converter = Callable[[Any], Any]
 def _converter(hint: Any) -> Converter:
     """Return the function that checks a JSON value against a type hint and builds the value."""
     origin = getattr(hint, "__origin__", None)
-    if hasattr(hint, "__metadata__"):  # Annotated: `check_limits` reads that
+    if hasattr(hint, "__metadata__"):  # Annotated: `limits` reads that
         return _converter(origin)
-    if origin is Union:
-        return _optional(hint)
-    if origin is tuple:
-        return _sequence(hint)
+    if origin is Union:  # always Optional[X]
+        inner = _converter(hint.__args__[0])
+        return lambda value: None if value is None else inner(value)
+    if origin is tuple:  # always tuple[X, ...]
+        inner = _converter(hint.__args__[0])
+        return lambda value: tuple([inner(one) for one in _list(value)])
     if origin is dict:
-        return _mapping(hint)
+        key, inner = _key(hint.__args__[0]), _converter(hint.__args__[1])
+        return lambda value: {key(name): inner(one) for name, one in _object(value).items()}
     if is_dataclass(hint):
         return _record(hint)
     if issubclass(hint, tuple):
@@ -247,23 +236,13 @@ def _exact(kind: type) -> Converter:
     return convert
 
 
+_list, _object = _exact(list), _exact(dict)
+
+
 def _number(value: Any) -> float:
     if type(value) not in (int, float) or not isfinite(value):
         raise ProtocolError(f"expected a finite number, got {type(value).__name__}")
     return float(value)
-
-
-def _optional(hint: Any) -> Converter:
-    (inner,) = (_converter(one) for one in hint.__args__ if one is not type(None))
-    return lambda value: None if value is None else inner(value)
-
-
-_list, _object = _exact(list), _exact(dict)
-
-
-def _sequence(hint: Any) -> Converter:
-    inner = _converter(hint.__args__[0])  # always Tuple[X, ...]
-    return lambda value: tuple([inner(one) for one in _list(value)])
 
 
 def _named_tuple(kind: Any) -> Converter:
@@ -275,11 +254,6 @@ def _named_tuple(kind: Any) -> Converter:
         return kind(*[one(item) for one, item in zip(inner, value)])
 
     return convert
-
-
-def _mapping(hint: Any) -> Converter:
-    key, inner = _key(hint.__args__[0]), _converter(hint.__args__[1])
-    return lambda value: {key(name): inner(one) for name, one in _object(value).items()}
 
 
 def _key(hint: Any) -> Converter:
@@ -314,17 +288,15 @@ def _record(kind: Any) -> Converter:
     return convert
 
 
-# Bytes of the steps' names and of the request, bytes of the names alone, whether it is the last step.
+# Bytes of the step's name and of the request, bytes of the name alone, whether it is the last step.
 STEP_HEAD = struct.Struct(">II?")
 STDERR_END = b"\0"  # no step writes this byte to stderr, nor to stdout, but for the last one
 _STDOUT_END = re.compile(rb"\0(\d{1,3})\n")
 
 
-def ask(step: str, request: bytes, *, is_last: bool = False, then: Iterable[str] = ()) -> bytes:
-    """Return what asks for a step. Its body, if any, follows. `then`: steps that are likely to follow, whose
-    modules are imported meanwhile."""
-    names = " ".join((step, *then)).encode()
-    return STEP_HEAD.pack(len(names) + len(request), len(names), is_last) + names + request
+def ask(step: str, request: bytes, *, is_last: bool = False) -> bytes:
+    """Return what asks for a step. Its body, if any, follows."""
+    return STEP_HEAD.pack(len(step) + len(request), len(step), is_last) + step.encode() + request
 
 
 def stdout_end(code: int) -> bytes:

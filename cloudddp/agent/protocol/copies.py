@@ -11,7 +11,6 @@ from cloudddp.agent.protocol.frozen import frozen
 
 MAX_BUCKET = 63  # characters
 MAX_KEY = 1024  # bytes of an object's key
-MAX_URL = 2000
 MAX_NOTES = 20  # about files; more are counted
 MAX_NOTE = 500  # characters
 MAX_SECONDS = 1e6
@@ -48,7 +47,6 @@ class Destination:
         return url_of(self.bucket, self.prefix)
 
     def key(self, node: int, *names: str) -> str:
-        """Return the key of an object of a node."""
         return "/".join([self.prefix, f"node-{node}", *names])
 
 
@@ -67,7 +65,7 @@ class Copied:
     at all, such as links that leave the outputs. `rank_zero`: the node ran rank 0. `checkpoints`: its
     parts of sharded ones."""
 
-    url: Annotated[str, at_most(MAX_URL)]
+    url: Annotated[str, at_most(2000)]
     phase: CopyPhase
     files: Count = 0
     size: Size = 0

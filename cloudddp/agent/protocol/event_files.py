@@ -27,7 +27,7 @@ STEP = "step"
 EVENTS = "tfevents"  # in the names of such files
 
 
-class Row(NamedTuple):
+class ScalarRow(NamedTuple):
     """Values by name at a step, or at another `x`. `at`: when they were written, in seconds since the epoch;
     inf: unknown. `restarts`: earlier values of this step and of later ones are superseded."""
 
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     x: str = STEP
 
 
-def rows(file: BinaryIO, most: int) -> Iterator[Row]:
+def rows(file: BinaryIO, most: int) -> Iterator[ScalarRow]:
     """Yield the scalars and restarts in the first `most` bytes of a file, up to where it is truncated or not
     an event file. A record that cannot be read is skipped."""
     read = 0
@@ -61,7 +61,7 @@ def rows(file: BinaryIO, most: int) -> Iterator[Row]:
 _RECORD = re.compile(rb"(?s)..\0{6}.{4}\x09.{8}[\x10\x2a]")
 
 
-def last_rows(file: BinaryIO, most: int) -> list[Row]:
+def last_rows(file: BinaryIO, most: int) -> list[ScalarRow]:
     """Return the rows in the last `most` bytes of a file, from the first record that begins there."""
     size = file.seek(0, io.SEEK_END)
     file.seek(max(size - most, 0))
@@ -73,7 +73,7 @@ def last_rows(file: BinaryIO, most: int) -> list[Row]:
     return []
 
 
-def _event(data: bytes) -> Row:
+def _event(data: bytes) -> ScalarRow:
     event, values = _message(data), {}
     step = event.get(2, [0])[0]
     for summary in event.get(5, ()):
@@ -84,7 +84,7 @@ def _event(data: bytes) -> Row:
                     values[name] = float(struct.unpack("<f", one[2][0])[0])
     at = struct.unpack("<d", event[1][0])[0] if 1 in event else math.inf
     restarts = any(_message(log).get(1) == [1] for log in event.get(7, ()))
-    return Row(step - (step >> 63 << 64), values, at, restarts)
+    return ScalarRow(step - (step >> 63 << 64), values, at, restarts)
 
 
 def _message(data: bytes) -> dict[int, list[Any]]:

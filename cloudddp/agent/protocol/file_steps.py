@@ -118,7 +118,7 @@ class PackRequest:
 
 
 @frozen
-class LeftOut:
+class SkippedEntry:
     """A path that was not copied, and why, both in wire form. `counts`: a result may be missing because of it
     (which a pipe is not). Without a name: there are more. Without a reason: it does not exist."""
 
@@ -129,5 +129,5 @@ class LeftOut:
 
 def left_out(name: str, reason: str, *, counts: bool = True) -> bytes:
     """Return the frame for a path as the operating system has it."""
-    one = LeftOut(path_to_wire(name), path_to_wire(reason), counts)
+    one = SkippedEntry(path_to_wire(name), path_to_wire(reason), counts)
     return transfer.frame(transfer.UNSEALED, transfer.LEFT_OUT, encode(one))

@@ -1,36 +1,31 @@
-r"""`follow`: the logs and states of a job as a stream of frames, on stdout; `readings`: states and readings.
+"""`follow`: the logs and states of a job as frames (transfer.py), on stdout; `readings`: states and readings.
 
-log RANK OFFSET LENGTH\n and LENGTH bytes of that rank's log
-state JSON\n             the job's state, when it has changed
-reading JSON\n           what the node has measured
-heartbeat\n              sent at an interval: without it the node is down, even if the job prints nothing
-end\n                    the last frame: the job has ended and all of its logs were sent
+LOG has rank and offset in its head, and a piece of that rank's log as its body. STATE (the job's state, when
+it has changed) and READING (what the node has measured) have a body of JSON. HEARTBEAT is sent at an
+interval: without it the node is down, even if the job prints nothing. ENDED is the last frame.
 """
 
 from __future__ import annotations
 
-import re
+import struct
 from dataclasses import field
 from typing import Annotated, Optional, Union
 
-from cloudddp.agent.protocol import SETUP_RANK
-from cloudddp.agent.protocol.codec import MAX_COUNT, Count, JobId, ProtocolError, at_most, encode_utf8, within
+from cloudddp.agent.protocol import SETUP_RANK, transfer
+from cloudddp.agent.protocol.codec import Count, JobId, ProtocolError, at_most, encode_utf8, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, JobState
 from cloudddp.agent.protocol.phases import MAX_RANK
 from cloudddp.agent.protocol.readings import Reading
+from cloudddp.agent.protocol.transfer import UNSEALED
 
 MAX_STATE = 1 << 20  # bytes of one state: 256 ranks take 50 kB
 MAX_PIECE = 1 << 16  # bytes of log in one frame
-MAX_INTERVAL = 3600.0  # seconds
-MAX_AGE = 1e9  # seconds
-MAX_TAIL = 1 << 24  # lines
 
 LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
 
-LOG, HEARTBEAT, END = b"log ", b"heartbeat", b"end"
-RECORDS: dict[bytes, type[Union[JobState, Reading]]] = {b"state ": JobState, b"reading ": Reading}
-_HEADER = re.compile(rb"log (-?[0-9]{1,6}) ([0-9]{1,16}) ([0-9]{1,16})\Z")
+RECORDS: dict[int, type[Union[JobState, Reading]]] = {transfer.STATE: JobState, transfer.READING: Reading}
+_LOG = struct.Struct(">iQ")  # rank, offset
 
 
 @frozen
@@ -45,11 +40,11 @@ class FollowRequest:
 
     job: JobId
     wait: bool
-    heartbeat: Annotated[float, within(0, MAX_INTERVAL)]
+    heartbeat: Annotated[float, within(0, 3600.0)]
     offsets: dict[LogRank, Count] = field(default_factory=dict)
     ranks: Annotated[tuple[LogRank, ...], at_most(MAX_RANKS)] = ()
-    since: Optional[Annotated[float, within(0, MAX_AGE)]] = None
-    tail: Optional[Annotated[int, within(0, MAX_TAIL)]] = None
+    since: Optional[Annotated[float, within(0, 1e9)]] = None
+    tail: Optional[Annotated[int, within(0, 1 << 24)]] = None
     setup: bool = False
 
     STEP = "follow"
@@ -61,9 +56,9 @@ class Log:
     longer exists: the log was longer than its limit. An empty piece reports where a log begins. LAUNCHER_RANK
     is the launcher's own output, SETUP_RANK that of the setup commands."""
 
-    rank: int
-    offset: int
-    data: bytes
+    rank: LogRank
+    offset: Count
+    data: Annotated[bytes, at_most(MAX_PIECE)]
 
     @property
     def end(self) -> int:
@@ -85,20 +80,17 @@ Frame = Union[Log, JobState, Reading, Heartbeat, End]
 
 def encode_frame(frame: Frame) -> bytes:
     if isinstance(frame, Log):
-        return b"log %d %d %d\n" % (frame.rank, frame.offset, len(frame.data)) + frame.data
-    for head, kind in RECORDS.items():
-        if isinstance(frame, kind):
-            return head + encode_utf8(frame) + b"\n"
-    return (HEARTBEAT if isinstance(frame, Heartbeat) else END) + b"\n"
+        return transfer.frame(UNSEALED, transfer.LOG, _LOG.pack(frame.rank, frame.offset), frame.data)
+    for kind, record in RECORDS.items():
+        if isinstance(frame, record):
+            return transfer.frame(UNSEALED, kind, body=encode_utf8(frame))
+    kind = transfer.HEARTBEAT if isinstance(frame, Heartbeat) else transfer.ENDED
+    return transfer.frame(UNSEALED, kind)
 
 
-def parse_log_header(line: bytes) -> tuple[int, int, int]:
-    """Return rank, offset and length of a log frame, from its first line without the line break. Raises
-    ProtocolError."""
-    words = _HEADER.match(line)
-    if words is None:
-        raise ProtocolError(f"a log frame has the header {line[:60]!r}")
-    rank, offset, length = (int(word) for word in words.groups())
-    if not (SETUP_RANK <= rank <= MAX_RANK and offset <= MAX_COUNT and length <= MAX_PIECE):
-        raise ProtocolError(f"a log frame is out of range: {line.decode()}")
-    return rank, offset, length
+def read_log(found: transfer.Frame) -> Log:
+    """Raises ProtocolError."""
+    if len(found.head) != _LOG.size:
+        raise ProtocolError("a log frame has another head")
+    rank, offset = _LOG.unpack(found.head)
+    return Log(rank, offset, found.body)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import FrozenInstanceError, dataclass
 from typing import TYPE_CHECKING, Any, Callable, TypeVar
 
-from cloudddp.agent.protocol.codec import check_limits
+from cloudddp.agent.protocol.codec import limits
 
 T = TypeVar("T")
 
@@ -64,7 +64,8 @@ def frozen(kind: type[T]) -> type[T]:
     own = kind.__dict__.get("__post_init__")
 
     def check(self: Any) -> None:
-        check_limits(self)
+        for name, verify in limits(self.__class__):
+            verify(name, getattr(self, name))
         if own:
             own(self)
 

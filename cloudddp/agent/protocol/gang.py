@@ -15,12 +15,11 @@ from cloudddp.agent.protocol.codec import ExitStatus, Number, ProtocolError, at_
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Ago, Exited, Failure, LastLines, Line, Verdict
 from cloudddp.agent.protocol.phases import MAX_NODES, Peer, Token
-from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, Pace
-from cloudddp.agent.protocol.sharing import Offer
+from cloudddp.agent.protocol.progress import KnownStragglers, Pace, ToleratedStall
+from cloudddp.agent.protocol.sharing import SharedFiles
 from cloudddp.agent.protocol.stacks import MAX_SENTENCE, Position
 
 MAX_FACT = 300  # characters
-MAX_FAILURES = 300  # in one report: each rank has at most one
 MAX_PROBLEMS = 50
 MAX_WROTE = 20  # files
 LONGEST_MESSAGE = 1 << 20  # bytes
@@ -46,7 +45,7 @@ class Report:
     saved a snapshot), or of the launcher. `exits`: the ranks that have exited with 0 by themselves."""
 
     succeeded: bool
-    failures: Annotated[tuple[Observed, ...], at_most(MAX_FAILURES)] = ()
+    failures: Annotated[tuple[Observed, ...], at_most(300)] = ()
     cancelled: Optional[Ago] = None
     exit_code: Optional[ExitStatus] = None
     step: Optional[Number] = None
@@ -95,7 +94,7 @@ class Kind(Enum):
 
 
 @frozen
-class Message:
+class PeerMessage:
     """A message between two agents of a job."""
 
     kind: Kind
@@ -110,10 +109,10 @@ class Message:
     paces: Annotated[tuple[Pace, ...], at_most(MAX_RANKS)] = ()
     stacks: Annotated[tuple[Position, ...], at_most(MAX_RANKS)] = ()  # of STACKS
     nccl: Annotated[str, at_most(MAX_SENTENCE)] = ""  # of STACKS: what NCCL's RAS reports of all ranks
-    stall: Optional[LeftStall] = None  # of LEFT
+    stall: Optional[ToleratedStall] = None  # of LEFT
     stragglers: KnownStragglers = ()  # of STRAGGLERS: all that are known
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
-    offer: Optional[Offer] = None  # of SNAPSHOT
+    offer: Optional[SharedFiles] = None  # of SNAPSHOT
     facts: Optional[Facts] = None  # of READY
     wrote: Optional[Wrote] = None  # of WROTE
     clock: Optional[float] = None  # of READY, HEARTBEAT and others: seconds since the epoch
@@ -127,14 +126,12 @@ class Gang:
     `join` seconds. With `preflight` they have to be alike, and without defects."""
 
     peers: Annotated[tuple[Peer, ...], at_most(MAX_NODES)]
-    secret: str
+    secret: Annotated[str, at_most(256, least=32)]
     silence: Annotated[float, within(0.1, 3600)] = 15.0
     join: Annotated[float, within(0.1, 600)] = 20.0
     preflight: bool = True
 
     def __post_init__(self) -> None:
-        if not 32 <= len(self.secret) <= 256:
-            raise ProtocolError("the secret is too short or too long")
         if len({peer.node for peer in self.peers}) != len(self.peers):
             raise ProtocolError("a node is named twice")
 

@@ -25,7 +25,7 @@ from cloudddp.agent.protocol.codec import (
 from cloudddp.agent.protocol.copies import Copied
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import Done, JobPhase, NodeRank, Rank, Restarts, Token
-from cloudddp.agent.protocol.progress import KnownStragglers, LeftStall, TrainingStatus
+from cloudddp.agent.protocol.progress import KnownStragglers, ToleratedStall, TrainingStatus
 
 MAX_LINES = 50  # of the rank that failed first
 MAX_LINE = 1000  # characters of each
@@ -135,8 +135,6 @@ MAX_PID = 1 << 31
 MAX_GRACE = 1e6  # seconds
 
 
-MAX_WRAPPER = 40  # characters
-
 RankCount = Annotated[int, within(0, MAX_RANKS)]
 
 
@@ -155,7 +153,7 @@ class RankRecord:
     at: Optional[Time] = None
     asked: bool = False
     error: Text = ""
-    wrapper: Annotated[str, at_most(MAX_WRAPPER)] = ""
+    wrapper: Annotated[str, at_most(40)] = ""
 
     def __post_init__(self) -> None:
         if (self.exit_code is None) != (self.ended is None):
@@ -193,14 +191,13 @@ class JobState:
     """The state of a job on one node. `expected` is how many ranks run there once all have started;
     `stopping` is True while it is being stopped; `cancelled` is when the user first asked for that; `error`
     is why its processes could not be started. `verdict` is that of all nodes, once they have agreed on it.
-    `restarts`: how often the whole job was started again. `poweroff`: seconds after the end of the job at
-    which the node ends; None: it does not. `grace`: once the job has ended, after so many seconds without a
-    use the node ends because of it; `unused`: for how many it has been unused. `resumed_from`: the job that
-    it continues, '' for none. `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one
-    that was left alone, None for none. `copied`: what the node has copied to S3; None where it was not asked
-    to, or has not begun. `setup`: it is in its setup, or has ended there: no
-    rank was started. `rebooted`: when the machine started again, where the job ended because it was
-    rebooted."""
+    `restarts`: how often the whole job was started again. `poweroff`: seconds without a use after the job
+    until the node ends, as it was started; None: it does not. `grace`: the same by the node's plan, once the
+    job has ended; `unused`: for how many it has been unused. `resumed_from`: the job that it continues, ''
+    for none. `stragglers`, of all nodes: ranks that are slow, or were. `stall`: the last one that was left
+    alone, None for none. `copied`: what the node has copied to S3; None where it was not asked to, or has not
+    begun. `setup`: it is in its setup, or has ended there: no rank was started. `rebooted`: when the machine
+    started again, where the job ended because it was rebooted."""
 
     job: JobId
     phase: JobPhase
@@ -223,7 +220,7 @@ class JobState:
     unused: Time = 0.0
     resumed_from: OptionalJobId = ""
     stragglers: KnownStragglers = ()
-    stall: Optional[LeftStall] = None
+    stall: Optional[ToleratedStall] = None
     copied: Optional[Copied] = None
     setup: bool = False
     rebooted: Optional[Time] = None
@@ -247,6 +244,7 @@ class JobsRequest:
 
     STEP = "jobs"
     REPLY = JobsReply
+    LIMIT = MAX_LISTING
 
 
 @frozen

@@ -63,13 +63,13 @@ class PowerOffRequest:
     REPLY = PowerOffReply
 
 
-MAX_INTERFACE = 15  # characters (Linux: IFNAMSIZ - 1)
 MAX_EFA = 256
 MAX_WAIT = 86_400.0  # seconds
 
 
-def is_interface(name: str) -> bool:
-    return len(name) <= MAX_INTERFACE and is_plain(name, "_.@-")
+def _check_interface(name: str, text: str) -> None:
+    if text and (len(text) > 15 or not is_plain(text, "_.@-")):  # Linux: IFNAMSIZ - 1
+        raise ProtocolError(f"{name} is not an interface name")
 
 
 @frozen
@@ -78,7 +78,7 @@ class ProbeReply:
     the rendezvous and for the agents of a job. `running` are job ids. `differs`: the project's
     files have another digest than was given (manifest.py)."""
 
-    interface: str
+    interface: Annotated[str, _check_interface]
     gpus: GpuCount
     cpus: Annotated[int, within(1, 1 << 16)]
     python: PathText
@@ -96,12 +96,6 @@ class ProbeReply:
     origin: OriginId = ""  # ReceiveRequest.origin of the project's files; "" if it is not known
     version: Size = 0  # of the project's files (project_lock.py); 0 where nothing was compared
     wrote: bool = False  # whether earlier jobs wrote anything in the project, or that is not known in time
-
-    def __post_init__(self) -> None:
-        if self.interface and not is_interface(self.interface):
-            raise ProtocolError("interface is not an interface name")
-        if "\0" in self.python:
-            raise ProtocolError("python contains a NUL")
 
     @property
     def deadline_armed(self) -> bool:

@@ -15,11 +15,12 @@ from collections.abc import Mapping
 from hashlib import sha256
 from typing import Annotated, NamedTuple, Optional
 
-from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, check_length
+from cloudddp.agent.protocol.codec import MAX_PATH, MAX_SIZE, ProtocolError, at_most
 
 FILE, LINK = "f", "l"  # kinds of an entry
 MAX_FILES = 100_000  # of a project, links included
 _LATEST_NS = MAX_SIZE // 10**9 * 10**9
+_check_length = at_most(MAX_PATH)
 
 
 class Entry(NamedTuple):
@@ -71,11 +72,11 @@ def manifest_to_wire(manifest: Mapping[str, Entry]) -> Manifest:
     }
 
 
-def check_files(files: Mapping[str, Entry]) -> None:
+def check_files(_name: str, files: Mapping[str, Entry]) -> None:
     """Raise ProtocolError for a path or an entry in wire form that no manifest has, and for too many of
     them."""
-    check_length("a listing", files, MAX_FILES)
-    check_length("a path", max(files, key=len, default=""), MAX_PATH)
+    at_most(MAX_FILES)("a listing", files)
+    _check_length("a path", max(files, key=len, default=""))
     if files:
         _check_parts("/".join(files))  # one by one takes three times as long
     for entry in files.values():
@@ -84,7 +85,7 @@ def check_files(files: Mapping[str, Entry]) -> None:
 
 def check_path(_name: str, path: str) -> None:
     """Raise ProtocolError for what is not a path in a project in wire form."""
-    check_length("a path", path, MAX_PATH)
+    _check_length("a path", path)
     _check_parts(path)
 
 
@@ -104,7 +105,7 @@ def _check_entry(entry: Entry) -> None:
     if kind not in (FILE, LINK):
         raise ProtocolError(f"an entry has the kind {kind[:20]!r}")
     if target:
-        check_length("a link's target", target, MAX_PATH)
+        _check_length("a link's target", target)
         if kind == FILE:
             raise ProtocolError("a file has a target")
         if max(target) > "\xff" or "\0" in target:

@@ -5,16 +5,13 @@ Rank 0 writes the status (step, best accuracy, how it stopped) as JSON to the fi
 names; the agent forwards the known keys. It is only the script's report: whether a job failed is decided by
 exit codes.
 
-The pace is the time of a rank's own work: loading its batch, forward and backward. In synchronous
-data parallelism the time from one step to the next says nothing: every rank waits in the all-reduce for the
-slowest, so that it is the same on all of them. Others measure the same: MegaScale (NSDI '24, section 5) times
-the critical code segments of each rank with CUDA events, NVIDIA's resiliency extension
-(nvidia-resiliency-ext, "Straggler Detection") times sections that the user marks and compares a rank with the
-best one, DDP's own logger separates backward compute from communication
-(torch/csrc/distributed/c10d/logger.cpp). Only the script knows where its work ends and the wait begins, so it
-has to report the time: train/ does, and docs/how-to/progress.md shows how in a script. For ranks that
-report steps only, the interval between them is compared. That finds the slow ones where ranks do not wait for
-each other at every step.
+The pace is the time of a rank's own work: loading its batch, forward and backward. The time from one step to
+the next says nothing in synchronous data parallelism: every rank waits in the all-reduce for the slowest.
+Others measure the same: MegaScale (NSDI '24, section 5), NVIDIA's resiliency extension
+(nvidia-resiliency-ext, "Straggler Detection"), DDP's own logger (torch/csrc/distributed/c10d/logger.cpp).
+Only the script knows where its work ends and the wait begins, so it has to report the time: train/ does, and
+docs/how-to/progress.md shows how. For ranks that report steps only, the interval between them is compared,
+which finds the slow ones where ranks do not wait for each other at every step.
 
 A rank writes `{"step": 1200, "work_seconds": 0.21}` to the file that CLOUDDDP_STEP_FILE names: the time per
 step since its last report.
@@ -154,7 +151,7 @@ def current_stragglers(known: Iterable[Straggler]) -> tuple[Straggler, ...]:
 
 
 @frozen
-class LeftStall:
+class ToleratedStall:
     """`detail` says for how long no rank did anything, and where each one was. `since` is when that was
     noticed, in seconds since the epoch; `until`: when a rank did something again, None while none has."""
 

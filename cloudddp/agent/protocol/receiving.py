@@ -11,34 +11,34 @@ from typing import Optional, Protocol
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.transfer import Frame, Record
+from cloudddp.agent.protocol.transfer import FileHead, Frame
 from cloudddp.agent.protocol.writing import Incoming
 
 MAX_RESTARTS = 10  # of one file, which was changing while it was read
 MAX_GROWTH = 1 << 30  # bytes of a file beyond its size when it was listed: a log grows
 
 
-class Target(Protocol):
+class FileTarget(Protocol):
     """Where files go, by their index in the listing. Its methods may raise OSError."""
 
     def begin(self, number: int, offset: int) -> Incoming:
         """Open a file that begins to arrive, with its first `offset` bytes, which are here; 0: empty."""
 
-    def finish(self, record: Record, incoming: Incoming) -> None:
+    def finish(self, head: FileHead, incoming: Incoming) -> None:
         """Close a file that is complete, and give it its name."""
 
-    def confirm(self, record: Record) -> bool:
-        """Return whether the file in its place is the one that the record describes, and take it."""
+    def confirm(self, head: FileHead) -> bool:
+        """Return whether the file in its place is the one that the head describes, and take it."""
 
-    def gone(self, record: Record) -> None:
-        """Note that the sender has no such file any more."""
+    def gone(self, head: FileHead) -> None:
+        """Note that the sender no longer has the file."""
 
 
 class Receiver:
     """Takes the frames of the files that were asked for. `missing` are those that have not come yet, with
     their sizes when they were listed; `received` is the number of bytes of contents that have."""
 
-    def __init__(self, wanted: Mapping[int, int], target: Target) -> None:
+    def __init__(self, wanted: Mapping[int, int], target: FileTarget) -> None:
         self.missing = dict(wanted)
         self.received = 0
         self._target = target
@@ -96,17 +96,17 @@ class Receiver:
         self.received += len(data)
         return incoming
 
-    def _end(self, record: Record, data: bytes) -> None:
-        self._asked(record.number)
-        if len(data) > record.size:
-            raise ProtocolError(f"file {record.number} is longer than it says")
-        if record.missing or record.deleted:
-            self.close()  # it has gone, perhaps after parts of it
-            self._target.gone(record)
-        elif self._open is not None or data or not record.size or not self._target.confirm(record):
-            incoming = self._write(record.number, record.size - len(data), data)
-            if not incoming.is_(record):
-                raise ProtocolError(f"file {record.number} differs from what its sender has read")
+    def _end(self, head: FileHead, data: bytes) -> None:
+        self._asked(head.number)
+        if len(data) > head.size:
+            raise ProtocolError(f"file {head.number} is longer than it says")
+        if head.missing or head.deleted:
+            self.close()  # it no longer exists, perhaps after parts of it
+            self._target.gone(head)
+        elif self._open is not None or data or not head.size or not self._target.confirm(head):
+            incoming = self._write(head.number, head.size - len(data), data)
+            if not incoming.is_(head):
+                raise ProtocolError(f"file {head.number} differs from what its sender has read")
             self._open = None
-            self._target.finish(record, incoming)
-        del self.missing[record.number]
+            self._target.finish(head, incoming)
+        del self.missing[head.number]

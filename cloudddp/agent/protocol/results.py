@@ -7,13 +7,13 @@ from typing import Annotated
 
 from cloudddp.agent.protocol.checkpoints import MAX_PARTS, Part
 from cloudddp.agent.protocol.codec import (
+    MAX_PATH,
     MAX_REASON,
     Count,
     JobId,
     OptionalJobId,
     PathText,
     ProjectName,
-    ProtocolError,
     Size,
     at_most,
 )
@@ -57,13 +57,9 @@ class Masked:
 class NewPath:
     """The new files of one folder (its name ends with '/') or one new file, by its path in the project."""
 
-    name: PathText
+    name: Annotated[PathText, at_most(MAX_PATH, least=1)]
     files: Count
     size: Size  # bytes
-
-    def __post_init__(self) -> None:
-        if not self.name or "\0" in self.name:
-            raise ProtocolError("name is not a path")
 
 
 @frozen
@@ -86,7 +82,7 @@ class JobFiles:
 
 
 @frozen
-class LeftFile:
+class SkippedFile:
     """A path in the project that a pull has left out, or that cannot be read, and why."""
 
     name: PathText
@@ -105,17 +101,17 @@ class NewFilesReply:
     rank_zero: bool
     running: Annotated[tuple[JobId, ...], at_most(MAX_PLACES)]
     jobs: Annotated[tuple[JobFiles, ...], at_most(MAX_PLACES)]
-    left: Annotated[tuple[LeftFile, ...], at_most(MAX_PLACES)] = ()
+    left: Annotated[tuple[SkippedFile, ...], at_most(MAX_PLACES)] = ()
     checkpoints: Annotated[tuple[Part, ...], at_most(MAX_PARTS)] = ()
     elsewhere: Annotated[dict[NodeRank, _Names], at_most(MAX_NODES)] = field(default_factory=dict)
 
     @property
     def outputs(self) -> list[NewFiles]:
-        return [one.outputs for one in self.jobs if one.outputs.files]
+        return [job.outputs for job in self.jobs if job.outputs.files]
 
     @property
     def others(self) -> list[NewFiles]:
-        return [one.others for one in self.jobs if one.others.files]
+        return [job.others for job in self.jobs if job.others.files]
 
 
 @frozen
@@ -144,7 +140,7 @@ class PulledRequest:
     project: ProjectName
     names: tuple[str, ...]
     time_ns: Size
-    left: Annotated[tuple[LeftFile, ...], at_most(MAX_LEFT)] = ()
+    left: Annotated[tuple[SkippedFile, ...], at_most(MAX_LEFT)] = ()
 
     STEP = "pulled"
     REPLY = Done

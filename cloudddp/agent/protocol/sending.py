@@ -18,8 +18,9 @@ from hashlib import sha256
 from typing import Any, Callable, NamedTuple, Optional
 
 from cloudddp.agent.protocol import transfer
+from cloudddp.agent.protocol.codec import MAX_SIZE
 from cloudddp.agent.protocol.manifest import time_of
-from cloudddp.agent.protocol.transfer import DIGEST, NOTHING, PART_SIZE, Encoded, Known, Record, plain
+from cloudddp.agent.protocol.transfer import DIGEST, NOTHING, PART_SIZE, Encoded, FileHead, PartialFile, plain
 
 TRIES = 3
 RECENT_NS = 10**9  # a write so long after the last one gets another time, by the clock of any file system
@@ -27,13 +28,13 @@ HASHED = 32 << 20  # bytes that are only hashed, after which the caller gets a t
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
-class Wanted(NamedTuple):
+class FileRequest(NamedTuple):
     """A file to send, by its index in the listing and its path as the operating system has it: as a whole, or
     without what the receiver has of it, if that is its beginning. `most`: bytes that the receiver takes."""
 
     number: int
     path: str
-    known: Known = NOTHING
+    known: PartialFile = NOTHING
     most: float = math.inf
 
 
@@ -53,7 +54,7 @@ class FixedSize:
         self.size = end - (hole[1] - hole[0])
         self._descriptor, self._hole, self._end, self._at = descriptor, hole, end, 0
 
-    def read(self, count: int) -> bytes:
+    def read(self, count: int = MAX_SIZE) -> bytes:
         """Return `count` bytes, fewer only at the end."""
         begin, end = self._hole
         found = b""
@@ -69,18 +70,20 @@ class FixedSize:
         return found
 
 
-OnSent = Callable[[str, Record], None]  # path, record
+def no_hole(_descriptor: int) -> tuple[int, int]:
+    return 0, 0
 
 
-def as_missing(_wanted: Wanted, _error: OSError) -> None:
+def as_missing(_wanted: FileRequest, _error: OSError) -> None:
     """Do nothing, as the `on_lost` of a Sender whose receiver knows another source."""
 
 
 @dataclass(eq=False)
 class Sender:
-    """Makes frames of files below `root`. `on_sent` gets each file's path, and its record as it was read.
-    `encode` returns some data with its codec. A large file that changes is read up to `tries` times. `locate`
-    returns where a file is: the same path, or one outside `root`.
+    """Makes frames of files below `root`. `on_sent` gets each file's path, and its head as it was read.
+    `encode` returns some data with its codec; `hole`, where the hole of an open file is, which is not sent. A
+    large file that changes is read up to `tries` times. `locate` returns where a file is: the same path, or
+    one outside `root`.
 
     A file that cannot be read raises UnreadableFile, and one that does not exist is sent as deleted. With
     `on_lost`, which gets why, both are sent as missing, perhaps after some parts.
@@ -88,14 +91,14 @@ class Sender:
 
     root: str
     secret: bytes
-    on_sent: OnSent = lambda *_: None
-    on_lost: Optional[Callable[[Wanted, OSError], None]] = None
+    on_sent: Callable[[str, FileHead], None] = lambda *_: None
+    on_lost: Optional[Callable[[FileRequest, OSError], None]] = None
     encode: Callable[[bytes], Encoded] = plain
-    hole: Callable[[Wanted, int], tuple[int, int]] = lambda *_: (0, 0)
+    hole: Callable[[int], tuple[int, int]] = no_hole
     tries: int = TRIES
     locate: Callable[[str], str] = str
 
-    def frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
+    def frames(self, files: Iterable[FileRequest]) -> Iterator[bytes]:
         """Yield the frames of files, in order, small ones together; b"" from time to time while there are
         none, because what the receiver has is hashed."""
         gathered, size = list[bytes](), 0
@@ -108,7 +111,7 @@ class Sender:
         if gathered:
             yield b"".join(gathered)
 
-    def _frames(self, files: Iterable[Wanted]) -> Iterator[bytes]:
+    def _frames(self, files: Iterable[FileRequest]) -> Iterator[bytes]:
         root = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             for wanted in files:
@@ -123,19 +126,19 @@ class Sender:
         finally:
             os.close(root)
 
-    def _contents(self, wanted: Wanted, descriptor: int, info: os.stat_result) -> FixedSize:
-        return FixedSize(descriptor, info.st_size, self.hole(wanted, descriptor))
+    def _contents(self, descriptor: int, info: os.stat_result) -> FixedSize:
+        return FixedSize(descriptor, info.st_size, self.hole(descriptor))
 
-    def _gone(self, wanted: Wanted, error: OSError) -> Record:
-        """Return the record of a file that cannot be read. Raises UnreadableFile."""
+    def _gone(self, wanted: FileRequest, error: OSError) -> FileHead:
+        """Return the head of a file that cannot be read. Raises UnreadableFile."""
         if self.on_lost is not None:
             self.on_lost(wanted, error)
         elif not isinstance(error, (FileNotFoundError, NotADirectoryError)):
             raise UnreadableFile(wanted.path, error) from None
         missing = self.on_lost is not None
-        return Record(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=missing, deleted=not missing)
+        return FileHead(wanted.number, 0, 0, False, b"\0" * DIGEST, missing=missing, deleted=not missing)
 
-    def _file(self, wanted: Wanted, descriptor: int) -> Iterator[bytes]:
+    def _file(self, wanted: FileRequest, descriptor: int) -> Iterator[bytes]:
         """Yield a file in parts. What the receiver has is only hashed. The last part comes with the end, so a
         small file that is changing is read again before any of it is sent."""
         offset, after = wanted.known.size, os.fstat(descriptor)
@@ -144,14 +147,14 @@ class Sender:
         tries = self.tries if after.st_size > PART_SIZE else TRIES
         for attempt in range(tries):
             began, before = time.time_ns(), after
-            contents = self._contents(wanted, descriptor, before)
+            contents = self._contents(descriptor, before)
             if contents.size > wanted.most:
                 raise OSError(0, "it has grown too much since it was listed; repeat the command")
             digest, at, last = sha256(), 0, b""
             if offset:
                 at = yield from _hash(contents, offset, digest)
                 if at < offset or digest.hexdigest()[: 2 * DIGEST] != wanted.known.digest:
-                    contents = self._contents(wanted, descriptor, before)
+                    contents = self._contents(descriptor, before)
                     digest, at = sha256(), 0
             while data := contents.read(min(PART_SIZE, contents.size - at)):
                 if last:
@@ -161,11 +164,11 @@ class Sender:
             if at < contents.size and tries == 1:
                 raise OSError(0, "it became shorter while it was read")
             after = os.fstat(descriptor)
-            is_stable = _same(before, after) and at == contents.size
+            is_stable = is_same(before, after) and at == contents.size
             if is_stable or attempt == tries - 1:
-                record = _record(wanted.number, before, at, digest.digest(), began, is_stable=is_stable)
-                self.on_sent(wanted.path, record)
-                yield transfer.end(self.secret, record, last, self.encode)
+                head = _head(wanted.number, before, at, digest.digest(), began, is_stable=is_stable)
+                self.on_sent(wanted.path, head)
+                yield transfer.end(self.secret, head, last, self.encode)
                 return
             offset = 0
 
@@ -181,19 +184,19 @@ def _hash(contents: FixedSize, size: int, digest: Any) -> Generator[bytes, None,
     return at
 
 
-def _record(
+def _head(
     index: int, info: os.stat_result, size: int, digest: bytes, began: int, *, is_stable: bool
-) -> Record:
-    return Record(
+) -> FileHead:
+    return FileHead(
         index,
         size,
         time_of(info),
         bool(info.st_mode & 0o111),
         digest[:DIGEST],
-        settled=is_stable and began - info.st_mtime_ns > RECENT_NS,
+        unsettled=not is_stable or began - info.st_mtime_ns <= RECENT_NS,
         changed=not is_stable,
     )
 
 
-def _same(one: os.stat_result, other: os.stat_result) -> bool:
+def is_same(one: os.stat_result, other: os.stat_result) -> bool:
     return one.st_size == other.st_size and one.st_mtime_ns == other.st_mtime_ns

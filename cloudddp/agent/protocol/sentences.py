@@ -17,14 +17,15 @@ _SIGNALS = """
 
 
 def signal_name(number: int) -> str:
-    """Return the name of a Linux signal, such as SIGTERM."""
     return _SIGNALS[number - 1] if 1 <= number <= len(_SIGNALS) else f"signal {number}"
 
 
 def masked(text: str, values: Iterable[str], cut_at: int = 0) -> str:
     """Return a text without these values and without each of their lines, which may be secret. Lines of
     `cut_at` characters may have been cut in a value."""
-    parts = {part for one in values for part in (one, *one.splitlines()) if len(part) >= SHORTEST_SECRET}
+    parts = {
+        part for value in values for part in (value, *value.splitlines()) if len(part) >= SHORTEST_SECRET
+    }
     ordered = sorted(parts, key=len, reverse=True)
     lines = (_before_cut(one, ordered) if len(one) == cut_at else one for one in text.split("\n"))
     text = "\n".join(lines)

@@ -24,13 +24,10 @@ from cloudddp.agent.protocol.codec import PathText, ProjectName, at_most, within
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.phases import MAX_INSTANCE_ID
 
-MAX_PATTERNS = 200
 MAX_SHARED = 2000  # files of a node
 MAX_OFFER = 3 << 18  # bytes of one message that names them (gang.LONGEST_MESSAGE is 1 MiB)
 MAX_BEYOND = 20  # names
 MAX_SNAPSHOT = 1 << 44  # bytes
-MAX_EXCLUDED = 100_000  # paths, as many as a project may have
-MAX_NS = 1 << 63
 LATEST = 86400.0  # seconds by which the clock of another node may be ahead
 WIDTH = 4  # nodes that one node serves at a time
 
@@ -41,7 +38,7 @@ class Offered:
     has left the job, that sent it; '' for the node itself."""
 
     path: ProjectPath
-    mtime_ns: Annotated[int, within(0, MAX_NS)] = 0
+    mtime_ns: Annotated[int, within(0, 1 << 63)] = 0
     size: Annotated[int, within(0, MAX_SNAPSHOT)] = 0
     origin: Annotated[str, at_most(MAX_INSTANCE_ID)] = ""
     mode: Annotated[int, within(0, 0o777)] = 0o644  # permissions
@@ -58,8 +55,8 @@ class SnapshotSearch:
     `restarts_only`: only before a restart, not before the first start."""
 
     project: ProjectName
-    patterns: Annotated[tuple[ProjectPath, ...], at_most(MAX_PATTERNS)]
-    exclude: Annotated[tuple[str, ...], at_most(MAX_EXCLUDED)] = ()
+    patterns: Annotated[tuple[ProjectPath, ...], at_most(200)]
+    exclude: Annotated[tuple[str, ...], at_most(100_000)] = ()
     every: bool = False
     outputs: tuple[ProjectPath, ...] = ()
     scratch: tuple[ProjectPath, ...] = ()
@@ -68,7 +65,7 @@ class SnapshotSearch:
 
 
 @frozen
-class Offer:
+class SharedFiles:
     """The files that a node shares, the newest first, and the port at which the others can get them.
     `beyond`: some of the files that the limit leaves out. `parts`: of sharded checkpoints on the node."""
 
@@ -102,7 +99,9 @@ class Copy:
     lacking: tuple[int, ...]
 
 
-def copies(offers: Mapping[int, Offer], ids: Mapping[int, str], *, every: bool, replaces: bool) -> list[Copy]:
+def copies(
+    offers: Mapping[int, SharedFiles], ids: Mapping[int, str], *, every: bool, replaces: bool
+) -> list[Copy]:
     """Return what has to be copied so that the nodes have the newest version of `every` file, or of the
     newest one. `ids` are the instances of the nodes. Nothing is copied of an incomplete sharded checkpoint.
 
@@ -135,7 +134,7 @@ def copies(offers: Mapping[int, Offer], ids: Mapping[int, str], *, every: bool, 
     return [one for one in found if one.lacking]
 
 
-def differing(offers: Mapping[int, Offer]) -> list[str]:
+def differing(offers: Mapping[int, SharedFiles]) -> list[str]:
     """Return the files of which nodes have written different versions themselves. Pure."""
     versions: dict[str, set[tuple[int, int]]] = {}
     for offer in offers.values():
@@ -149,7 +148,7 @@ def _version(file: Offered) -> tuple[int, int]:
     return file.size, file.mtime_ns
 
 
-def checkpoints_of(offers: Mapping[int, Offer]) -> Checkpoints:
+def checkpoints_of(offers: Mapping[int, SharedFiles]) -> Checkpoints:
     return Checkpoints({node: offer.parts for node, offer in offers.items()})
 
 

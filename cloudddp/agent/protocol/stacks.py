@@ -76,6 +76,7 @@ class StacksRequest:
 
     STEP = "stacks"
     REPLY = StacksReply
+    LIMIT = MAX_STACKS
 
 
 def summary(positions: Iterable[Position]) -> str:
@@ -132,7 +133,7 @@ def _listed(ranks: list[int]) -> str:
 def elsewhere(positions: Iterable[Position]) -> Optional[Position]:
     """Return the one rank that is not where the others are: it holds them up. None if there is not exactly
     one. Pure."""
-    known = [one for one in positions if not one.error]
+    known = [position for position in positions if not position.error]
     busy = [one for one in known if not one.waits]
     if len(busy) == 1 and len(known) > 1:
         return busy[0]

@@ -26,15 +26,11 @@ from cloudddp.agent.protocol.phases import LOG_MB, MAX_NODES, LogMiB, NodeRank, 
 from cloudddp.agent.protocol.sharing import SnapshotSearch
 
 MAX_LEFT = 1e8  # seconds until a deadline
-MAX_SAVE = 900.0  # seconds; the wrapper of a rank that was asked to end kills it after that time
 MAX_MOMENT = 40  # characters
-MAX_PARTS, MAX_PART = 16, 40  # parts of a start, and characters of the name of one
-MAX_STALL = 1e5  # minutes
 MAX_DATA = 100  # copies
 
-PartName = Annotated[str, at_most(MAX_PART)]
 SecondsLeft = Annotated[float, within(0, MAX_LEFT)]
-SaveSeconds = Annotated[float, within(0, MAX_SAVE)]
+SaveSeconds = Annotated[float, within(0, 900.0)]  # the wrapper of a rank kills it after that time
 DataPaths = Annotated[dict[str, str], at_most(MAX_DATA)]
 
 
@@ -146,7 +142,7 @@ class StartReply:
     unreachable: Optional[Unreachable] = None
     platform: Annotated[str, at_most(MAX_MOMENT)] = ""
     tool: ShortText = ""
-    reached: Annotated[dict[PartName, SecondsLeft], at_most(MAX_PARTS)] = field(default_factory=dict)
+    reached: Annotated[dict[ShortText, SecondsLeft], at_most(16)] = field(default_factory=dict)
 
 
 @frozen
@@ -158,58 +154,19 @@ class Deadline:
 
 
 @frozen
-class StartRequest:
-    """Start a job's processes on this node, once its agent is connected to those of all other nodes of the
-    `gang`. `env` is common to all processes; it may hold secrets. None of it is written to the disk. A job
-    that fails is started again `retries` times in an hour.
+class Work:
+    """What runs on a node. `env` is common to all processes; it may hold secrets. `ranks`: how many its
+    `processes` start. `log_mb`: MiB of each rank's log that are kept."""
 
-    `notify`: a URL or a command that gets the events of the job, '' for none; it may be a secret. `save`:
-    seconds before the `deadline`, and before a scheduled maintenance, at which the ranks are told to save and
-    end. `poweroff`: the node ends once unused for so many seconds after the job; None: it does not. `keep`:
-    likewise after a stall that ends the nodes, and at least so long where the `results` are not all in S3.
-    `results`: where the node copies its results then; None: nowhere. `snapshots`: of which the newest is sent
-    to a node that stays if this one is about to end; None: none is. `version`: that of the project's files
-    that this launch has sent or compared (transfer.py); the job is refused where they have another one."""
-
-    job: JobId
-    node: NodeRank
-    project: ProjectName
     script: Text
     env: dict[str, str]
     processes: Annotated[tuple[Process, ...], at_most(MAX_RANKS)]
     ranks: RankCount
     max_restarts: Restarts
     stop_grace: Annotated[float, within(0, MAX_GRACE)]  # seconds
-    gang: Gang
-    retries: Restarts = 0
-    stall_minutes: Annotated[float, within(0, MAX_STALL)] = 0.0  # 0: it is not watched
-    alone_seconds: SaveSeconds = 0.0  # in which ranks have to connect to another node; 0: nobody looks
-    straggler_seconds: SaveSeconds = (
-        0.0  # for which a rank stays slow until it is a straggler; 0: nobody looks
-    )
-    on_stall: OnStall = OnStall.KILL
-    resumed_from: OptionalJobId = ""  # the job that this one continues, '' for none
-    log_mb: LogMiB = LOG_MB  # MiB of each rank's log that are kept
-    save: SaveSeconds = 180.0
-    deadline: Optional[Deadline] = None
-    poweroff: Optional[SecondsLeft] = None
-    keep: SecondsLeft = 0.0
-    results: Optional[Destination] = None
-    snapshots: Optional[SnapshotSearch] = None
-    version: Size = 0
+    log_mb: LogMiB = LOG_MB
     paths: DataPaths = field(default_factory=dict)  # as for SetupRequest
-    notify: PathText = ""
-    usd_hour: Annotated[float, within(0, 1e6)] = 0.0  # of all nodes, for what `notify` gets; 0: unknown
     container: Optional[Container] = None  # in which the ranks run
-
-    STEP = "start"
-    REPLY = StartReply
-
-    @property
-    def secrets(self) -> list[str]:
-        """What may be secret: values of the user's variables, and where notifications go."""
-        own = [value for name, value in self.env.items() if not name.startswith("CLOUDDDP_")]
-        return [*own, self.notify]
 
     @property
     def program(self) -> str:
@@ -217,6 +174,67 @@ class StartRequest:
         none."""
         first = self.processes[0] if self.processes else None
         return (first.launcher or first.rank)[0] if first else ""
+
+
+@frozen
+class Watch:
+    """How a job is watched. One that fails is started again `retries` times in an hour. 0 minutes or seconds:
+    nobody looks. `alone_seconds`: in which ranks have to connect to another node; `straggler_seconds`: for
+    which a rank stays slow until it is a straggler. `notify`: a URL or a command that gets the events of the
+    job, '' for none; it may be a secret. `usd_hour`: what all nodes cost, for these; 0: unknown."""
+
+    retries: Restarts = 0
+    stall_minutes: Annotated[float, within(0, 1e5)] = 0.0
+    on_stall: OnStall = OnStall.KILL
+    alone_seconds: SaveSeconds = 0.0
+    straggler_seconds: SaveSeconds = 0.0
+    notify: PathText = ""
+    usd_hour: Annotated[float, within(0, 1e6)] = 0.0
+
+
+@frozen
+class NodeEnd:
+    """How a node ends. `save`: seconds before the `deadline`, and before a scheduled maintenance, at which
+    the ranks are told to save and end. `poweroff`: it ends once unused for so many seconds after the job;
+    None: it does not. `keep`: likewise after a stall that ends the nodes, and at least so long where the
+    `results` are not all in S3. `results`: where it copies its results then; None: nowhere."""
+
+    save: SaveSeconds = 180.0
+    deadline: Optional[Deadline] = None
+    poweroff: Optional[SecondsLeft] = None
+    keep: SecondsLeft = 0.0
+    results: Optional[Destination] = None
+
+
+@frozen
+class StartRequest:
+    """Start a job on this node, once its agent is connected to those of all other nodes of the `gang`. It
+    is never written to the disk: its variables and `watch.notify` may be secret.
+
+    `resumed_from`: the job that this one continues, '' for none. `snapshots`: what the nodes share before the
+    ranks start, and of which the newest is sent to a node that stays if this one is about to end; None: none.
+    `version`: that of the project's files that this launch has sent or compared; the job is refused where
+    they have another one."""
+
+    job: JobId
+    node: NodeRank
+    project: ProjectName
+    gang: Gang
+    work: Work
+    watch: Watch = Watch()
+    end: NodeEnd = NodeEnd()
+    resumed_from: OptionalJobId = ""
+    snapshots: Optional[SnapshotSearch] = None
+    version: Size = 0
+
+    STEP = "start"
+    REPLY = StartReply
+
+    @property
+    def secrets(self) -> list[str]:
+        """What may be secret: values of the user's variables, and where notifications go."""
+        own = [value for name, value in self.work.env.items() if not name.startswith("CLOUDDDP_")]
+        return [*own, self.watch.notify]
 
     def __post_init__(self) -> None:
         if self.node not in [peer.node for peer in self.gang.peers]:

@@ -43,6 +43,7 @@ T = TypeVar("T")
 
 # Kinds of frames.
 LISTING, WANTS, PART, END, DONE, ALIVE, FETCH, CLOSE, LEFT_OUT = range(1, 10)
+LOG, STATE, READING, HEARTBEAT, ENDED = range(10, 15)  # of a job (frames.py)
 UNSEALED = b""
 
 PART_SIZE = 1 << 20  # bytes of a file in a frame
@@ -57,15 +58,15 @@ DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same on
 PLAIN, ZLIB = range(2)  # codecs
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
-_RECORD = struct.Struct(">IQqB16sBI")  # index, size, mtime in ns, flags, digest; as in _PART
+_FILE_HEAD = struct.Struct(">IQqB16sBI")  # index, size, mtime in ns, flags, digest; as in _PART
 _PART = struct.Struct(">IQBI")  # index, offset, codec, bytes before compression
-_EXECUTABLE, _MISSING, _DELETED, _UNSETTLED, _CHANGED = 1, 2, 4, 8, 16  # flags
+_FLAGS = ("executable", "missing", "deleted", "unsettled", "changed")  # bit by bit
 
 
-class Record(NamedTuple):
+class FileHead(NamedTuple):
     """A file as it was read: `number` is its index in the listing, its size in bytes. `missing`: the sender
     does not have it, and there are no contents; `deleted`: likewise, and the sender is the laptop, which had
-    it when it was listed. Not `settled`: a further change need not show in its time. `changed`: while it was
+    it when it was listed. `unsettled`: a further change need not show in its time. `changed`: while it was
     read."""
 
     number: int
@@ -75,7 +76,7 @@ class Record(NamedTuple):
     digest: bytes
     missing: bool = False
     deleted: bool = False
-    settled: bool = True
+    unsettled: bool = False
     changed: bool = False
 
     @property
@@ -145,8 +146,8 @@ _OPENING = _PREFIX.size + SEAL  # bytes
 def _sizes(opening: bytes) -> tuple[int, int, int]:
     """Return the kind of a frame, and the bytes of its head and body. Raises ProtocolError."""
     kind, head_size, body_size = _PREFIX.unpack_from(opening)
-    if not LISTING <= kind <= LEFT_OUT or head_size > MAX_HEAD:
-        raise ProtocolError("not a frame of a transfer")
+    if not LISTING <= kind <= ENDED or head_size > MAX_HEAD:
+        raise ProtocolError("not a frame")
     if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
         raise ProtocolError("a frame is too long")
     return kind, head_size, body_size
@@ -157,18 +158,18 @@ class Frames:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._rest = bytearray()  # of a frame that has not arrived completely
+        self.rest = bytearray()  # of a frame that has not arrived completely
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are complete. Raises ProtocolError."""
-        self._rest += data
-        while len(self._rest) >= _OPENING:
-            _, head_size, body_size = _sizes(bytes(self._rest[:_OPENING]))
+        self.rest += data
+        while len(self.rest) >= _OPENING:
+            _, head_size, body_size = _sizes(bytes(self.rest[:_OPENING]))
             size = _OPENING + head_size + body_size
-            if len(self._rest) < size:
+            if len(self.rest) < size:
                 return
-            raw = io.BytesIO(self._rest[:size])
-            del self._rest[:size]
+            raw = io.BytesIO(self.rest[:size])
+            del self.rest[:size]
             yield read_frame(raw.read, self._secret)
 
 
@@ -190,32 +191,21 @@ def read_part(found: Frame) -> tuple[int, int, bytes]:
 
 
 def end(
-    secret: bytes, record: Record, data: bytes = b"", encode: Callable[[bytes], Encoded] = plain
+    secret: bytes, head: FileHead, data: bytes = b"", encode: Callable[[bytes], Encoded] = plain
 ) -> bytes:
     """Return the frame that ends a file, with its last bytes."""
-    flags = _EXECUTABLE * record.executable | _MISSING * record.missing | _DELETED * record.deleted
-    flags |= _UNSETTLED * (not record.settled) | _CHANGED * record.changed
+    flags = sum(getattr(head, name) << bit for bit, name in enumerate(_FLAGS))
     codec, body = encode(data)
-    found = record.number, record.size, record.mtime_ns, flags, record.digest
-    return frame(secret, END, _RECORD.pack(*found, codec, len(data)), body)
+    found = head.number, head.size, head.mtime_ns, flags, head.digest
+    return frame(secret, END, _FILE_HEAD.pack(*found, codec, len(data)), body)
 
 
 @_checked
-def read_end(found: Frame) -> tuple[Record, bytes]:
+def read_end(found: Frame) -> tuple[FileHead, bytes]:
     """Return a file and its last bytes, which are verified with the whole file. Raises ProtocolError."""
-    index, size, mtime_ns, flags, digest, codec, last = _RECORD.unpack(found.head)
-    record = Record(
-        index,
-        size,
-        mtime_ns,
-        bool(flags & _EXECUTABLE),
-        digest,
-        bool(flags & _MISSING),
-        bool(flags & _DELETED),
-        not flags & _UNSETTLED,
-        bool(flags & _CHANGED),
-    )
-    return record, _decoded(found.body, codec, last)
+    index, size, mtime_ns, flags, digest, codec, last = _FILE_HEAD.unpack(found.head)
+    bits = {name: bool(flags >> bit & 1) for bit, name in enumerate(_FLAGS)}
+    return FileHead(index, size, mtime_ns, digest=digest, **bits), _decoded(found.body, codec, last)
 
 
 def _decoded(data: bytes, codec: int, size: int) -> bytes:
@@ -255,12 +245,9 @@ class Listing:
     A file's index is its position in `files`, in order, of all listings.
     """
 
-    files: Manifest
+    files: Annotated[Manifest, check_files]
     modes: Annotated[dict[WirePath, Mode], at_most(MAX_FILES)] = field(default_factory=dict)
     job: OptionalJobId = ""
-
-    def __post_init__(self) -> None:
-        check_files(self.files)
 
     def entries(self) -> list[tuple[str, Entry]]:
         """Return path and entry by index, as the operating system has them."""
@@ -287,7 +274,7 @@ def read_listing_text(found: Frame, limit: int) -> bytes:
     return _inflated(found.body, limit)
 
 
-class Known(NamedTuple):
+class PartialFile(NamedTuple):
     """What a receiver has of a file: its first bytes, and their SHA-256 (hex, the first 2 * DIGEST
     characters)."""
 
@@ -295,7 +282,7 @@ class Known(NamedTuple):
     digest: str
 
 
-NOTHING = Known(0, "")
+NOTHING = PartialFile(0, "")
 
 
 @frozen
@@ -304,10 +291,10 @@ class Wants:
     a node will delete."""
 
     files: Annotated[tuple[Annotated[int, within(0, MAX_ENTRIES)], ...], at_most(MAX_ENTRIES)] = ()
-    known: Annotated[dict[int, Known], at_most(MAX_KNOWN)] = field(default_factory=dict)
+    known: Annotated[dict[int, PartialFile], at_most(MAX_KNOWN)] = field(default_factory=dict)
     delete: Count = 0
 
-    def of(self, files: Sequence[tuple[str, Entry]]) -> list[tuple[int, Known]]:
+    def of(self, files: Sequence[tuple[str, Entry]]) -> list[tuple[int, PartialFile]]:
         """Return the index of each file that is wanted, and what is known of it. Raises ProtocolError for one
         that is none of these `files`, path and entry."""
         chosen = sorted(set(self.files))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.transfer import DIGEST, Known, Record
+from cloudddp.agent.protocol.transfer import DIGEST, FileHead, PartialFile
 
 TEMPORARY = ".cloudddp-tmp"  # ends the name of a file that is copied to another file system
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC  # flags with which a folder is opened
@@ -62,11 +62,11 @@ def open_file(folder: int, path: str) -> int:
     return descriptor
 
 
-def known_of(descriptor: int) -> Known:
+def known_of(descriptor: int) -> PartialFile:
     """Return the size and the digest of an open file, for WANTS, and close it. Raises OSError."""
     with open(descriptor, "rb", buffering=0):
         found, size = hash_of(descriptor)
-    return Known(size, found.hexdigest()[: 2 * DIGEST])
+    return PartialFile(size, found.hexdigest()[: 2 * DIGEST])
 
 
 class Incoming:
@@ -88,9 +88,9 @@ class Incoming:
             self.written += count
             data = data[count:]
 
-    def is_(self, record: Record) -> bool:
-        """Whether it is the file that a record describes."""
-        return (self.written, self.hasher.digest()[:DIGEST]) == (record.size, record.digest)
+    def is_(self, head: FileHead) -> bool:
+        """Whether it is the file that a head describes."""
+        return (self.written, self.hasher.digest()[:DIGEST]) == (head.size, head.digest)
 
     def close(self) -> None:
         os.close(self.descriptor)
@@ -121,7 +121,7 @@ class FileWriter:
 
     # -- files -----------------------------------------------------------------------------------------------
 
-    def known(self, path: str) -> Optional[Known]:
+    def known(self, path: str) -> Optional[PartialFile]:
         """Return what was begun of a file, in an earlier transfer."""
         try:
             known = known_of(os.open(begun_name(path), FILE, dir_fd=self._begun))
@@ -156,16 +156,16 @@ class FileWriter:
             raise
         return incoming
 
-    def finish(self, path: str, record: Record, incoming: Incoming, mode: int) -> None:
+    def finish(self, path: str, head: FileHead, incoming: Incoming, mode: int) -> None:
         """Give a file that is complete its permissions, time and name, and close it."""
-        self.complete(record, incoming, mode)
-        self._place_at(path, incoming.name, record)
+        self.complete(head, incoming, mode)
+        self._place_at(path, incoming.name, head)
 
-    def complete(self, record: Record, incoming: Incoming, mode: int) -> None:
+    def complete(self, head: FileHead, incoming: Incoming, mode: int) -> None:
         """Likewise, but leave it in `begun`."""
         try:
             os.fchmod(incoming.descriptor, mode)
-            os.utime(incoming.descriptor, ns=(record.mtime_ns, record.mtime_ns))
+            os.utime(incoming.descriptor, ns=(head.mtime_ns, head.mtime_ns))
             if self._durable:
                 os.fsync(incoming.descriptor)
         finally:
@@ -186,10 +186,10 @@ class FileWriter:
         """Return a name in `begun` that is free."""
         return f"{self._mark}-{next(self._numbers)}"
 
-    def _place_at(self, path: str, name: str, record: Optional[Record] = None) -> None:
+    def _place_at(self, path: str, name: str, head: Optional[FileHead] = None) -> None:
         """Move what is in `begun` to its place."""
         parent, base = self.place(path)
-        self.make_way(parent, base, path, record)
+        self.make_way(parent, base, path, head)
         try:
             os.rename(name, base, src_dir_fd=self._begun, dst_dir_fd=parent)
         except OSError as error:
@@ -217,8 +217,8 @@ class FileWriter:
         os.rename(there, base, src_dir_fd=parent, dst_dir_fd=parent)
         os.unlink(name, dir_fd=self._begun)
 
-    def make_way(self, parent: int, base: str, path: str, record: Optional[Record] = None) -> None:
-        """Keep what must not be replaced by what `record` describes, or by a link or a folder."""
+    def make_way(self, parent: int, base: str, path: str, head: Optional[FileHead] = None) -> None:
+        """Keep what must not be replaced by what `head` describes, or by a link or a folder."""
 
     # -- folders ---------------------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from cloudddp.aws import instance_types
@@ -11,16 +9,13 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cli.views import capacity as view
 from cloudddp.cluster.survey import survey
-from cloudddp.config.command_line import Flag, GlobalOptions
 from cloudddp.errors import CloudDDPError
 
 
-def capacity(
-    console: Console, options: GlobalOptions, *, flags: Sequence[Flag], days: str, as_json: bool
-) -> None:
+def capacity(console: Console, *, days: str, as_json: bool) -> None:
     """Print it. Raises CloudDDPError if no region answers, or none offers a type."""
-    session = start_session(console, options, flags=flags)
-    spec, clouds = session.settings.cluster, session.clouds()
+    session = start_session(console)
+    spec, clouds = session.settings.cluster, session.account.clouds()
     instance_types.require_known_types(clouds[0], spec)
     found = survey(clouds, spec, int(days))
     if as_json:

@@ -10,16 +10,15 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cli.views import costs as views
 from cloudddp.cluster import costs, region_search
-from cloudddp.config.command_line import GlobalOptions
 
 
-def cost(console: Console, options: GlobalOptions, *, as_json: bool) -> None:
-    session = start_session(console, options, tolerant_verb="cost")
-    clouds = session.listed_in(all_regions=False)
+def cost(console: Console, *, as_json: bool) -> None:
+    session = start_session(console, tolerant_verb="cost")
+    clouds = session.account.listed_in(all_regions=False)
     asked = region_search.ask(clouds)
     if asked.failed:
         console.warn(f"{asked.unanswered()} could not be asked; using what this computer has recorded")
-    mine = {aws: session.ownership(aws).mine for aws in asked.answers}
+    mine = {aws: session.account.ownership(aws).mine for aws in asked.answers}
     listed = [
         one for aws, own in mine.items() for one in asked.answers[aws] if all(map(own, one.live or one.gone))
     ]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 
 from cloudddp import local_state
 from cloudddp.aws import removal
 from cloudddp.aws.answers import REGION_REFUSED
 from cloudddp.aws.client import AWS
 from cloudddp.cli.console import Console
-from cloudddp.cli.session import Session, is_elsewhere, start_session
+from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views import clusters as views
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import name_lock, region_search
@@ -19,15 +18,16 @@ from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, CredentialsError, Leftovers, Message, q, renewal_first
 from cloudddp.formats import region_list
+from cloudddp.operations.account import is_elsewhere
 from cloudddp.operations.take_down import take_down
 
 
-def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -> None:
-    session = start_session(console, options, anyone=anyone, tolerant_verb="down")
-    name, aws = session.settings.cluster.name, session.aws(finishing=True)
+def down(console: Console) -> None:
+    session = start_session(console, tolerant_verb="down")
+    options, anyone = session.options, session.options.anyone
+    name, aws = session.settings.cluster.name, session.account.aws(finishing=True)
     here = region_search.ask([aws])
     refused = next(iter(here.failed.values()), None)
     if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
@@ -35,10 +35,13 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
     live = here.own(name, anyone=anyone)
     # Another one of the same name may run in another region if this computer did not create the one that is
     # here, or if the configuration is broken.
-    known = {one.id for one in local_state.known_clusters()}
-    unsure = session.broken or any(one.id not in known for clusters in live.values() for one in clusters)
+    known = {cluster.id for cluster in local_state.known_clusters()}
+    account = session.account
+    unsure = account.broken or any(
+        cluster.id not in known for clusters in live.values() for cluster in clusters
+    )
     everywhere = not live or (unsure and not options.region)
-    beyond = session.look_beyond(aws) if everywhere else Search()
+    beyond = account.look_beyond(aws) if everywhere else Search()
     if refused is not None and not beyond.answers:
         raise _without_answer(aws, name, refused)
     elsewhere = beyond.own(name, anyone=anyone)
@@ -46,19 +49,19 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
         if len(live | elsewhere) > 1:
             raise _in_several(name, live | elsewhere)
         live, elsewhere = live or elsewhere, {}
-    _confirm(console, session, live, yes=yes)
+    _confirm(session, live)
     # Without nodes something may be left of an earlier cluster.
     billed = [] if live or options.region else region_search.with_addresses(beyond, name, anyone=anyone)
     reports = {
-        place.region: take_down(replace(session, region=place.region))
-        for place in dict.fromkeys([*live, *billed, *here.answers])
+        place.region: take_down(session, place) for place in dict.fromkeys([*live, *billed, *here.answers])
     }
     nothing = all(report.nothing for report in reports.values())
     # In which this computer has created a cluster of that name that is not known to be gone.
     recorded = region_search.recorded(aws, name) if live and not beyond.answers else []
-    _report(console, session, reports, [region for region in recorded if region != aws.region])
+    ownership = session.account.ownership(aws)
+    _report(session, ownership, reports, [region for region in recorded if region != aws.region])
     if nothing and here.answers:
-        _release_name(console, aws, name, session.ownership(aws))
+        _release_name(console, aws, name, ownership)
     asked = here.merged(beyond)
     if not options.region:
         asked = region_search.without_not_enabled(asked, name)
@@ -67,26 +70,26 @@ def down(console: Console, options: GlobalOptions, *, anyone: bool, yes: bool) -
     if elsewhere:
         raise is_elsewhere(name, aws, elsewhere, "down")
     if asked.failed:
-        _report_unanswered(console, session, name, asked, found=bool(live))
+        _report_unanswered(session, name, asked, found=bool(live))
     if nothing:
         console.print_text(lifecycle.nothing(name, asked.regions, asked.denied))
 
 
-def _confirm(console: Console, session: Session, live: Mapping[AWS, list[Cluster]], *, yes: bool) -> None:
+def _confirm(session: Session, live: Mapping[AWS, list[Cluster]]) -> None:
+    console = session.console
     found = [(aws, cluster) for aws, clusters in live.items() for cluster in clusters]
+    if not found:
+        return
     for warning in (text for _, cluster in found for text in cluster.warnings):
         console.warn(warning)
-    if found:
-        console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
-        for aws, cluster in found:
-            for line in _unsaved_work(session, aws, cluster):
-                console.log(type(line)(f"  warning: {line}"))
-        console.must_confirm("Terminate these nodes?", yes=yes)
+    console.print_text("\n".join(lifecycle.summary(cluster) for _, cluster in found), err=True)
+    for line in (line for aws, cluster in found for line in _unsaved_work(session, aws, cluster)):
+        console.log(type(line)(f"  warning: {line}"))
+    console.must_confirm("Terminate these nodes?")
 
 
 def _unsaved_work(session: Session, aws: AWS, cluster: Cluster) -> Sequence[str]:
-    """Return what the nodes hold that would be lost, in lines. An installation of which a part is broken must
-    still end a bill."""
+    """Return what the nodes hold that would be lost. A broken installation must still end a bill."""
     try:
         from cloudddp.operations.unsaved_work import unsaved_work
     except ImportError as error:
@@ -95,19 +98,18 @@ def _unsaved_work(session: Session, aws: AWS, cluster: Cluster) -> Sequence[str]
 
 
 def _report(
-    console: Console, session: Session, reports: dict[str, DownReport], created_elsewhere: list[str]
+    session: Session, ownership: Ownership, reports: dict[str, DownReport], created_elsewhere: list[str]
 ) -> None:
-    """Print what was removed in each region. Raises CloudDDPError if nothing was because it is not the
-    caller's."""
-    name, ownership = session.settings.cluster.name, session.ownership(session.aws())
+    """Print what was removed in each region. Raises CloudDDPError if all of it belongs to others."""
+    console, name = session.console, session.settings.cluster.name
     others = [text for report in reports.values() for text in lifecycle.not_removed(report)]
-    if others and all(report.nothing for report in reports.values()):
+    removed = {region: report for region, report in reports.items() if not report.nothing}
+    if others and not removed:
         listed = "".join(f"\n  {text}" for text in others)
         raise CloudDDPError(
             f"cluster {name!r} is not yours; {ownership.caller}. Nothing was removed:{listed}",
             hint="to remove it anyway: `cloudddp down --anyone`",
         )
-    removed = {region: report for region, report in reports.items() if not report.nothing}
     for region, report in removed.items():
         shown = region if created_elsewhere or len(reports) > 1 else ""
         console.print_text(lifecycle.down(report, name, simulated=session.options.sim, region=shown))
@@ -121,9 +123,10 @@ def _report(
 
 
 def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers:
-    """Return the error for several clusters of that name, none of them where this computer would have created
-    it."""
-    found = "".join(f"\n  {lifecycle.summary(one)}" for clusters in places.values() for one in clusters)
+    """Return the error for several clusters of that name, none of them where it was looked for first."""
+    found = "".join(
+        f"\n  {lifecycle.summary(cluster)}" for clusters in places.values() for cluster in clusters
+    )
     commands = "; or ".join(f"`cloudddp down --region {q(aws.region)}`" for aws in places)
     return Leftovers(
         f"there is a cluster {name!r} in {len(places)} regions. Nothing was removed:{found}",
@@ -131,12 +134,11 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
     )
 
 
-def _report_unanswered(console: Console, session: Session, name: str, asked: Search, *, found: bool) -> None:
-    """Report the regions that could not be asked. Raises Leftovers, unless the user has chosen another one,
-    or the cluster was found."""
+def _report_unanswered(session: Session, name: str, asked: Search, *, found: bool) -> None:
+    """Report regions that were not asked. Raises Leftovers, unless one was chosen or the cluster found."""
     text = f"a cluster {name!r} may run where AWS could not be asked: {asked.unanswered()}"
     if session.options.region or found:
-        console.warn(text)
+        session.console.warn(text)
         return
     raise Leftovers(
         f"{text}. There is none in {region_list(asked.regions)}",
@@ -145,8 +147,7 @@ def _report_unanswered(console: Console, session: Session, name: str, asked: Sea
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
-    """Return the error of a teardown for which AWS answered nowhere, with what this computer knows about the
-    cluster, in any region."""
+    """Return the error where AWS answered nowhere, with what this computer knows about the cluster."""
     lines = []
     for record in local_state.live_clusters():
         if (record.name, record.endpoint) == (name, aws.endpoint):
@@ -154,9 +155,8 @@ def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
             with contextlib.suppress(OSError, CloudDDPError):  # an unreadable journal counts as empty
                 ids = local_state.ClusterFolder(record.id).created_instances()
             nodes = ", ".join(sorted(ids)) or "nodes unknown"
-            lines.append(
-                f"\n  cluster {record.name} ({record.id}) in {record.region}: {nodes}, until {record.expires}"
-            )
+            where = f"({record.id}) in {record.region}"
+            lines.append(f"\n  cluster {record.name} {where}: {nodes}, until {record.expires}")
     if not lines:
         return error
     return Leftovers(
@@ -166,20 +166,15 @@ def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:
 
 
 def _release_name(console: Console, aws: AWS, name: str, ownership: Ownership) -> None:
-    """Delete a key pair that reserves the name without being tagged as part of the cluster.
-
-    Raises CloudDDPError if it belongs to another user: `up` would refuse the name, so "does not exist" would
-    be misleading.
-    """
+    """Delete a key pair that reserves the name without being tagged as part of the cluster. Raises
+    CloudDDPError if it belongs to another user: "does not exist" would be misleading."""
     holder = name_lock.holder(aws, name)
     if holder is None:
         return
-    if not ownership.mine(holder.key):
-        owner = holder.key.tags.owner or views.UNKNOWN_OWNER
-        raise CloudDDPError(
-            f"the name {name!r} is reserved by key pair {holder.key.id} of {owner}",
-            hint="`cloudddp down --anyone` deletes it; or choose another name with -c",
-        )
-    if (error := removal.delete(aws, holder.key)) is not None:
+    if not ownership.mine(holder):
+        owner = holder.tags.owner or views.UNKNOWN_OWNER
+        hint = "`cloudddp down --anyone` deletes it; or choose another name with -c"
+        raise CloudDDPError(f"the name {name!r} is reserved by key pair {holder.id} of {owner}", hint=hint)
+    if (error := removal.delete(aws, holder)) is not None:
         raise error
-    console.print(f"cluster {name}: deleted key pair {holder.key.id}, which reserved the name")
+    console.print(f"cluster {name}: deleted key pair {holder.id}, which reserved the name")

@@ -17,7 +17,6 @@ from cloudddp.agent.client import Runner
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.formats import table
 from cloudddp.job.follow.lines import LineSplitter
 from cloudddp.operations.node_connections import connected
@@ -29,10 +28,8 @@ _PIECES = 4  # of the input, each of up to CHUNK bytes, that a node may be behin
 _END_SECONDS = 20.0  # for a command to end after Ctrl-C
 
 
-def exec_(
-    console: Console, options: GlobalOptions, *, anyone: bool, node: Collection[int], command: Sequence[str]
-) -> int:
-    session = start_session(console, options, anyone=anyone)
+def exec_(console: Console, *, node: Collection[int], command: Sequence[str]) -> int:
+    session = start_session(console)
     text = command[0] if len(command) == 1 else shlex.join(command)
     with connected(session, partly=bool(node), needed=node or None) as (cluster, runner):
         for rank in node:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -16,14 +16,14 @@ from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, NOTE, RESTART_NOTE, SETUP_RANK
 from cloudddp.agent.protocol.last_error import last_error
 from cloudddp.agent.protocol.progress import TrainingStatus
-from cloudddp.cli.console import Console, Progress
+from cloudddp.cli.console import Console, Progress, write_raw
 from cloudddp.cli.session import Session
 from cloudddp.cli.views.jobs import after_reboot
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config
 from cloudddp.errors import EXIT_LEFTOVERS, AWSError, Message, inert, q
-from cloudddp.formats import counted, duration
+from cloudddp.formats import duration, plural
 from cloudddp.job import cancel, unsent
 from cloudddp.job.failure_text import advice, exited_text
 from cloudddp.job.follow.events import Silence
@@ -42,8 +42,7 @@ COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_
 
 @dataclass(frozen=True)
 class JobDisplay(Display):
-    """Shows jobs on the console. `suggest`: report what can be pulled; not where the command goes on by
-    itself."""
+    """Shows jobs on the console. `suggest`: report what can be pulled, where the command ends then."""
 
     session: Session
     suggest: bool = True
@@ -70,16 +69,7 @@ class JobDisplay(Display):
             waiting.stop()
             printed(node, rank, line)
 
-        follower = JobFollower(
-            runner,
-            job_id,
-            nodes,
-            on_line=show,
-            on_quiet=partial(report_quiet, console),
-            on_silence=partial(report_silence, console, job_id),
-            bars=True,
-            ended_instances=partial(ended_reports, session, cluster),
-        )
+        follower = follower_of(session, runner, cluster, job_id, nodes, on_line=show, bars=True)
         with closing(follower), deadlines.warnings(console, cluster, session.settings):
             try:
                 if not mine:
@@ -95,7 +85,7 @@ class JobDisplay(Display):
                 return follower.run()
             except KeyboardInterrupt as interrupt:
                 waiting.stop()
-                match _answer(console, interrupt, follower.has_ended):
+                match _answer(console, interrupt, follower.advance):
                     case "y":
                         self._cancel(runner, job_id)
                     case "d":
@@ -103,7 +93,7 @@ class JobDisplay(Display):
                     case "n":
                         console.log(f"still following job {job_id}")
                     case _:
-                        console.log("\nno answer is needed any more")
+                        console.log("\nan answer is no longer needed")
             except Exception:
                 console.suggest(
                     f"job {job_id} may still be running: `cloudddp logs -f {q(job_id)}`, `cloudddp cancel "
@@ -129,9 +119,23 @@ class JobDisplay(Display):
         super().report(runner, cluster, finished)
 
 
+def follower_of(
+    session: Session, runner: Runner, cluster: Cluster, job_id: str, nodes: Iterable[int], **more: Any
+) -> JobFollower:
+    """Return a follower that reports to the console what its nodes do."""
+    return JobFollower(
+        runner,
+        job_id,
+        nodes,
+        on_quiet=partial(report_quiet, session.console),
+        on_silence=partial(report_silence, session.console, job_id),
+        ended_instances=partial(ended_reports, session.account, cluster),
+        **more,
+    )
+
+
 def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[[], bool]) -> str:
-    """Return what to do after Ctrl-C: y, n or d as in the question; '' where the job has ended, or contact
-    was lost, before an answer."""
+    """Return what to do after Ctrl-C: y, n or d as in the question; '' where the follower ended before."""
     if isinstance(interrupt, signals.HungUp):
         raise interrupt  # the terminal is closed; the job continues
     if isinstance(interrupt, signals.Terminated) or not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -151,17 +155,13 @@ def _answer(console: Console, interrupt: KeyboardInterrupt, has_ended: Callable[
 
 
 def line_printer(
-    console: Console,
-    *,
-    launcher: bool = False,
-    shown: Callable[[str], str] | None = None,
-    write: Callable[[str], None] | None = None,
+    console: Console, *, launcher: bool = False, raw: bool = False
 ) -> Callable[[int, int, str], None]:
-    """Return a function that prints a log line as `[rank 3 | node 1] text`; each rank has its colour on a
-    terminal."""
-    shown = shown or (with_colours if sys.stdout.isatty() else without_colours)
-    styled = write is None or sys.stdout.isatty()  # click removes colours elsewhere
-    write = write or console.print
+    """Return a function that prints a log line as `[rank 3 | node 1] text`; ranks have colours."""
+    on_terminal = sys.stdout.isatty()
+    shown = str if raw else with_colours if on_terminal else without_colours
+    write = write_raw if raw else console.print  # which removes colours where there is no terminal
+    styled = on_terminal or not raw
 
     def show(node: int, rank: int, line: str) -> None:
         if rank in (LAUNCHER_RANK, SETUP_RANK):
@@ -170,8 +170,7 @@ def line_printer(
                 label = f"[{who}node {node}]"
                 write(f"{click.style(label, dim=True) if styled else label} {shown(line)}")
             return
-        label = f"[rank {rank} | node {node}]"
-        colour = COLOURS[rank % len(COLOURS)]
+        label, colour = f"[rank {rank} | node {node}]", COLOURS[rank % len(COLOURS)]
         write(f"{click.style(label, fg=colour) if styled else label} {shown(line)}")
 
     return show
@@ -188,11 +187,10 @@ def report_quiet(console: Console, node: int, quiet: bool) -> None:
 
 def report_silence(console: Console, job_id: str, silent: Silence) -> None:
     """Report that no rank has written anything, with the verb that shows what each one does."""
-    step = f" ({silent.progress})" if silent.progress else ""
+    step, seconds = f" ({silent.progress})" if silent.progress else "", silent.seconds
     last = f"; rank {silent.rank} was the last{step}"
     if silent.rank is None:
         last = " since the job was started"
-    seconds = silent.seconds
     length = f"{seconds / 60:.0f} min" if seconds >= 60 else f"{seconds:.0f} s"
     exited = f"; {exited_text(silent.exited)}" if silent.exited else ""
     console.suggest(
@@ -201,14 +199,14 @@ def report_silence(console: Console, job_id: str, silent: Silence) -> None:
     )
 
 
-def report_detached(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
+def report_started(console: Console, cluster: Cluster, settings: Config, job: NewJob) -> None:
     """Print the id of a job that was started, and report what to type next and what happens to its nodes."""
     console.print(job.id)
     console.suggest(f"next: `cloudddp logs -f {q(job.id)}`   (`cloudddp cancel {q(job.id)}` ends it)")
-    deadlines.report_leaving(console, cluster, settings, job)
+    deadlines.report_unfollowed(console, cluster, settings, job)
 
 
-def report_left(console: Console, left: Detached) -> int:
+def report_detached(console: Console, left: Detached) -> int:
     """Report what to type about a job that the user has left; return the exit code."""
     console.suggest(
         f"{left}: `cloudddp logs -f {q(left.job_id)}` follows it, `cloudddp cancel {q(left.job_id)}` ends it"
@@ -261,8 +259,8 @@ def _report_outcome(console: Console, finished: JobResult) -> None:
     training = finished.training
     if finished.status == "succeeded":
         progress = f"; {training.text}" if training and training.text else ""
-        ranks = "all ranks" if finished.ranks is None else counted(finished.ranks, "rank")
-        restarts = f", {counted(finished.restarts, 'restart')}" if finished.restarts else ""
+        ranks = "all ranks" if finished.ranks is None else plural(finished.ranks, "rank")
+        restarts = f", {plural(finished.restarts, 'restart')}" if finished.restarts else ""
         length = "" if finished.seconds is None else f", {duration(finished.seconds)}"
         console.log(f"job {finished.job} finished: {ranks}{length}{restarts}{progress}")
         return
@@ -292,8 +290,7 @@ def _report_ended(session: Session, cluster: Cluster, lost: Collection[int]) -> 
         return frozenset()
     console = session.console
     try:
-        aws = session.aws()
-        found = lookup.ended_nodes(aws, cluster, lost, stopped=True)
+        found = lookup.ended_nodes(aws := session.account.aws(), cluster, lost, stopped=True)
     except AWSError as error:
         console.warn(f"cannot find out what happened to {node_list(lost)}: {error}")
         return frozenset()

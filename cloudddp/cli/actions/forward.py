@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 
 from cloudddp import signals
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol.machine import ProbeRequest
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cluster import connect
 from cloudddp.cluster.connect import PROJECT
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job import tensorboard as boards
@@ -28,11 +28,9 @@ _POLL = 0.2  # seconds
 _PORTS = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 
 
-def forward(
-    console: Console, options: GlobalOptions, *, anyone: bool, node: int, ports: Sequence[str]
-) -> None:
-    forwards = [_listening(one) for one in ports]  # first: the session may enter the simulator's network
-    session = start_session(console, options, anyone=anyone)
+def forward(console: Console, *, node: int, ports: Sequence[str]) -> None:
+    forwards = [_listening(port) for port in ports]  # first: the session may enter the simulator's network
+    session = start_session(console)
     with connected(session, only=node) as (_, runner), _until_interrupted(console):
         connection = _serve(console, forwards, runner, node)
         for one in forwards:
@@ -40,10 +38,8 @@ def forward(
         console.log("Ctrl-C ends this")
         while connection.is_open:
             time.sleep(_POLL)
-        raise NodeError(
-            f"{connection.target.label}: the SSH connection broke",
-            hint=f"repeat `cloudddp forward {q(*ports)} --node {q(node)}`",
-        )
+        hint = f"repeat `cloudddp forward {q(*ports)} --node {q(node)}`"
+        raise NodeError(f"{connection.target.label}: the SSH connection broke", hint=hint)
 
 
 def _listening(given: str) -> Forward:
@@ -89,11 +85,9 @@ def _until_interrupted(console: Console) -> Iterator[None]:
         console.log("ended")
 
 
-def tensorboard(
-    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, browse: bool
-) -> None:
+def tensorboard(console: Console, *, job_id: str | None, browse: bool) -> None:
     one = Forward()
-    session = start_session(console, options, anyone=anyone)
+    session = start_session(console)
     job = session.settings.job
     with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
         record = status.find_job(runner, job_id)
@@ -103,20 +97,20 @@ def tensorboard(
         if not logs:
             hint = f"does the script write into {' or '.join(job.outputs) or 'the project'}?"
             raise CloudDDPError(f"node {node} has no event files of TensorBoard", hint=hint)
-        python = connect.probe(runner, cluster, python=job.python, only_files=True)[node].python
+        python = connect.probe(runner, cluster, ProbeRequest(PROJECT, "", job.python, only_files=True))[
+            node
+        ].python
+
+        def browse_to(url: str) -> None:
+            if not webbrowser.open(url):
+                console.log("there is no browser to open here: open the URL yourself")
 
         def show(remote: int) -> None:
             one.remote, url = remote, f"http://{LOOPBACK}:{one.local}"
             _serve(console, [one], runner, node)
             console.print(url)
-            if browse:
-                threading.Thread(target=_browse, args=(console, url), daemon=True).start()
+            if browse:  # in a thread: it may return when the browser is closed
+                threading.Thread(target=browse_to, args=(url,), daemon=True).start()
 
         console.log(f"starting TensorBoard on node {node} for {logs}; Ctrl-C ends it")
         boards.run(runner, node, python, f"{PROJECT}/{logs}", show)
-
-
-def _browse(console: Console, url: str) -> None:
-    """Open the browser, which may return when it is closed."""
-    if not webbrowser.open(url):
-        console.log("there is no browser to open here: open the URL yourself")

@@ -1,36 +1,32 @@
-"""`init`: start a project. It looks at the folder, asks at most three questions, and writes a short
-cloudddp.toml."""
+"""`init`: looks at a project's folder, asks at most three questions, and writes a short cloudddp.toml."""
 
 from __future__ import annotations
 
 import difflib
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloudddp import local_state
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings
-from cloudddp.config.command_line import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.config.schema import example_name, toml_value
 from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError, q
 from cloudddp.files import EXAMPLES, payload_example, resolved
 from cloudddp.job import file_listing, project_scan
-from cloudddp.job.project_scan import Found
+from cloudddp.job.project_scan import ScanResult
 from cloudddp.text import one_line
 
 _DEFAULT = "classic"
 _SYNONYMS = {"ddp": "exact", "digits": "exact"}  # earlier names
 _LAUNCH = {"classic": "train.py", "exact": "train.py", "trainer": "train/main.py"}
 _SHOWN = 3  # other clusters, scripts
-_SAVES = {"classic": ("checkpoints",)}
 _REQUIREMENTS = "requirements.txt"
 _QUESTIONS = {  # setting of [cluster] -> question
     "nodes": "How many nodes?",
@@ -39,50 +35,36 @@ _QUESTIONS = {  # setting of [cluster] -> question
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
-    """What goes into cloudddp.toml. `cluster`: settings of [cluster]."""
-
-    cluster: Mapping[str, Any]
-    environment: str = ""
-    data: Sequence[str] = ()
-    modules: str = ""  # the folder for PYTHONPATH
-    outputs: Sequence[str] = ()  # shown only
-
-
-def init(console: Console, _: GlobalOptions, *, folder: Path | None, example: str | None) -> None:
+def init(console: Console, *, folder: Path | None, example: str | None) -> None:
     example, folder = _example_and_folder(example, folder)
     files = payload_example(example) if example else {}
     existing = [path for path in (folder / name for name in (CONFIG_NAME, *files)) if os.path.lexists(path)]
     if existing:
-        raise UsageError(
-            f"{existing[0]} already exists; nothing was written",
-            hint="choose another folder, or remove it",
-        )
+        what = f"{existing[0]} already exists; nothing was written"
+        raise UsageError(what, hint="choose another folder, or remove it")
     name = example_name(folder)
+    cluster: Mapping[str, Any] = {}
     if example:
-        found, chosen = Found(), Chosen({}, _REQUIREMENTS, outputs=_SAVES.get(example, ()))
+        found = ScanResult(environment=_REQUIREMENTS, start=(_LAUNCH[example],))
     else:
         found = _look(folder)
         _report(console, found)
-        chosen = Chosen(_ask(console), found.environment, found.data, found.modules, tuple(found.saved))
+        cluster = _ask(console)
+    outputs = ("checkpoints",) if example == _DEFAULT else tuple(found.saved)
     written: list[str] = []
     try:
-        _write_project(folder, toml_of(name, chosen), files, written)
+        _write_project(folder, toml_of(name, cluster, found, outputs), files, written)
     except OSError as error:
-        raise UsageError(
-            f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}",
-            hint="choose another folder: `cloudddp init FOLDER`",
-        ) from None
+        what = f"cannot write {error.filename or folder}: {one_line(str(error.strerror or error), 200)}"
+        raise UsageError(what, hint="choose another folder: `cloudddp init FOLDER`") from None
     finally:
         for path in written:
             console.print(f"wrote {path}")
     for other in sorted({record.name for record in local_state.live_clusters()} - {name})[:_SHOWN]:
-        console.log(
-            f"cluster {other!r}, created on this computer, may be up (-c {other}); here it is {name!r}"
-        )
-    start = shlex.join([_LAUNCH[example]] if example else found.start or ["SCRIPT"])
-    there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {shlex.quote(str(folder))} && "
+        what = f"cluster {other!r}, created on this computer, may be up (-c {other})"
+        console.log(f"{what}; here it is {name!r}")
+    start = q(*found.start or ["SCRIPT"])
+    there = "" if resolved(folder) == resolved(Path.cwd()) else f"cd {q(folder)} && "
     console.log(f"next, a rehearsal on this computer: {there}cloudddp --sim run {start}")
 
 
@@ -101,18 +83,18 @@ def _example_and_folder(example: str | None, folder: Path | None) -> tuple[str |
     )
 
 
-def _look(folder: Path) -> Found:
+def _look(folder: Path) -> ScanResult:
     """Return what is in a project; nothing where the folder is new, or its files cannot be listed."""
     if not folder.is_dir() or project.holds_more(resolved(folder)):
-        return Found()
+        return ScanResult()
     try:
         ignored = file_listing.list_files(folder).ignored
         return project_scan.scan(folder, file_listing.ignored_by_git(folder) if ignored is None else ignored)
     except (OSError, UsageError):
-        return Found()
+        return ScanResult()
 
 
-def _report(console: Console, found: Found) -> None:
+def _report(console: Console, found: ScanResult) -> None:
     """Log what was seen, and what it means."""
     for script in found.scripts[:_SHOWN]:
         saves = ", ".join(one_line(name, 60) for name, path in found.saved.items() if path == script.path)
@@ -124,14 +106,12 @@ def _report(console: Console, found: Found) -> None:
     for name in found.data:
         console.log(f"{name}/: git ignores it and a script names it; it is sent as data")
     for name, path in found.outside.items():
-        console.warn(
-            f"{path} saves to {one_line(name, 100)}, outside the project: `pull` does not fetch that"
-        )
+        where = f"{one_line(name, 100)}, outside the project"
+        console.warn(f"{path} saves to {where}: `pull` does not fetch that")
 
 
 def _ask(console: Console) -> dict[str, Any]:
-    """Return the answers to the questions; on no terminal, none. Raises click.Abort at the end of the
-    input."""
+    """Return the answers; without a terminal, none. Raises click.Abort at the end of the input."""
     answers: dict[str, Any] = {}
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         return answers
@@ -143,43 +123,38 @@ def _ask(console: Console) -> dict[str, Any]:
             if key == "max_cost" and text == "0":
                 break
             try:
-                answers[key] = _checked(key, text)
+                layer = settings.from_flags([Flag(f"--{key.replace('_', '-')}", "cluster", key, text)])
+                answers[key] = settings.check_value(layer, "cluster", key, text)
                 break
             except UsageError as error:
                 console.error(error)
     return answers
 
 
-def _checked(key: str, text: str) -> Any:
-    """Return the value of a setting of [cluster]. Raises UsageError."""
-    layer = settings.from_flags([Flag(f"--{key.replace('_', '-')}", "cluster", key, text)])
-    return settings.check_value(layer, "cluster", key, text)
-
-
-def toml_of(name: str, chosen: Chosen) -> str:
-    """Return a short cloudddp.toml. Pure."""
+def toml_of(name: str, cluster: Mapping[str, Any], found: ScanResult, outputs: Sequence[str]) -> str:
+    """Return a short cloudddp.toml, with these settings of [cluster]; `outputs` are only shown. Pure."""
     default = ClusterSpec()
-    max_cost = chosen.cluster.get("max_cost")
+    max_cost = cluster.get("max_cost")
     lines = [
         "# Settings of cloudddp; its docs/configuration.md lists all of them.",
         "[cluster]",
         f"name = {toml_value(name)}",
-        f"nodes = {chosen.cluster.get('nodes', default.nodes)}",
-        f"instance_type = {toml_value(chosen.cluster.get('instance_type', default.instance_type))}",
+        f"nodes = {cluster.get('nodes', default.nodes)}",
+        f"instance_type = {toml_value(cluster.get('instance_type', default.instance_type))}",
         f"max_hours = {default.max_hours:g}  # then the nodes terminate",
         f"{'# ' if max_cost is None else ''}max_cost = {max_cost or 20:g}  # USD, as an earlier deadline",
         "",
         "[job]",
-        f"# outputs = {toml_value(tuple(chosen.outputs or ('runs',)))}  # "
+        f"# outputs = {toml_value(tuple(outputs or ('runs',)))}  # "
         "default: `pull` fetches every file that the script writes",
-        f"{'' if chosen.modules else '# '}env = {{ PYTHONPATH = {toml_value(chosen.modules or 'src')} }}"
+        f"{'' if found.modules else '# '}env = {{ PYTHONPATH = {toml_value(found.modules or 'src')} }}"
         "  # where the script finds other modules of the project",
         "",
         "[setup]",
-        f"{'' if chosen.environment else '# '}environment = {toml_value(chosen.environment or _REQUIREMENTS)}"
+        f"{'' if found.environment else '# '}environment = {toml_value(found.environment or _REQUIREMENTS)}"
         "  # installed on the nodes before ranks start",
     ]
-    for source in chosen.data:
+    for source in found.data:
         lines += ["", "[[data]]", f"source = {toml_value(source)}"]
     return "\n".join(lines) + "\n"
 
@@ -187,13 +162,11 @@ def toml_of(name: str, chosen: Chosen) -> str:
 def _write_project(folder: Path, config: str, files: Mapping[str, Path], written: list[str]) -> None:
     """Write the files, and append each to `written`; of an example's folder only its name."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / CONFIG_NAME
-    path.write_text(config)
-    written.append(str(path))
-    ignored = folder / ".gitignore"
-    if not os.path.lexists(ignored):
-        ignored.write_text("/runs/\n/checkpoints/\n/results/\n/cloudddp-trial-*.json\n")
-        written.append(str(ignored))
+    texts = {CONFIG_NAME: config, ".gitignore": "/runs/\n/checkpoints/\n/results/\n/cloudddp-trial-*.json\n"}
+    for path in (folder / name for name in texts):
+        if path.name == CONFIG_NAME or not os.path.lexists(path):
+            path.write_text(texts[path.name])
+            written.append(str(path))
     for name, source in files.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -6,32 +6,28 @@ import json
 import re
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 
 from cloudddp import timings
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol import LAUNCHER_RANK, SETUP_RANK
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import MAX_RANK
-from cloudddp.cli.actions.follow import is_note, line_printer, report_end, report_quiet, report_silence
-from cloudddp.cli.console import Console, write_raw
+from cloudddp.cli.actions.follow import follower_of, is_note, line_printer, report_end
+from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.config.spec import seconds_of
 from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.job import status
-from cloudddp.job.follow.follower import JobFollower
-from cloudddp.job.follow.stream import LogSelection
+from cloudddp.job.follow.stream import LogSelection, SetupLogs
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 from cloudddp.operations import deadlines
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.results import ended_reports
 from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank
@@ -42,7 +38,7 @@ Printer = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class LogFilter:
     """What the user selects. Empty `ranks` and `nodes` mean all."""
 
     ranks: frozenset[int]
@@ -50,28 +46,27 @@ class Wanted:
     since: float | None  # seconds
     tail: int | None
     pattern: re.Pattern[str] | None
+    follow: bool
+    as_json: bool
+    raw: bool
 
     def has(self, node: int, rank: int) -> bool:
         return (not self.ranks or rank in self.ranks or rank in (LAUNCHER_RANK, SETUP_RANK)) and (
             not self.nodes or node in self.nodes
         )
 
-    def selection(self, *, follow: bool, launcher: bool) -> LogSelection:
-        """Return what to read. With `follow`, all ranks: the last lines of the one that fails are
-        reported."""
-        few = 0 < len(self.ranks) < MAX_RANKS  # a request cannot name more; the others are read and not shown
-        ranks = (
-            self.ranks | ({LAUNCHER_RANK} if launcher else set()) if few and not follow else frozenset[int]()
-        )
+    def selection(self, *, launcher: bool) -> LogSelection:
+        """Return what to read. To follow, all ranks: a failed one is reported with its last lines."""
+        # A request cannot name more; the others are read and not shown.
+        few = 0 < len(self.ranks) < MAX_RANKS and not self.follow
+        ranks = self.ranks | ({LAUNCHER_RANK} if launcher else set()) if few else frozenset[int]()
         tail = self.tail if self.pattern is None else None
         return LogSelection(tuple(sorted(ranks)), self.since, tail, setup=not self.ranks)
 
 
 def logs(
     console: Console,
-    options: GlobalOptions,
     *,
-    anyone: bool,
     job_id: str | None,
     follow: bool,
     only: Sequence[str],
@@ -82,33 +77,43 @@ def logs(
     as_json: bool,
     raw: bool,
 ) -> int:
-    wanted = Wanted(
+    wanted = LogFilter(
         ranks=_numbers("--rank", only, MAX_RANK),
         nodes=_numbers("--node", nodes, MAX_RANK),
-        since=_age(since),
-        tail=_tail(tail),
-        pattern=_pattern(grep),
+        since=None if since is None else _age(since),
+        tail=None if tail is None else _tail(tail),
+        pattern=None if grep is None else _pattern(grep),
+        follow=follow,
+        as_json=as_json,
+        raw=raw,
     )
-    _check_options(wanted, follow=follow, as_json=as_json, raw=raw)
-    session = start_session(console, options, anyone=anyone)
+    if raw and as_json:
+        raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
+    if follow and tail is not None and grep is not None:
+        hint = (
+            "-f --grep shows the lines that match, from the beginning of the log; --since limits how far back"
+        )
+        raise UsageError("with -f, --tail and --grep exclude each other", hint=hint)
+    session = start_session(console)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find_job(runner, job_id)
-        _check_nodes(wanted.nodes, record)
-        _check_ranks(wanted.ranks, record, cluster)
-        show = _printer(console, as_json=as_json, raw=raw, launcher=options.verbose)
+        _check_selected(wanted, record, cluster)
+        show = _printer(console, wanted)
         if follow and record.status == "setup":
             record, show = _after_setup(runner, record, wanted, show)
         last = _LastLines(wanted, show, follow=follow)
         if follow:
             _report_stall(console, record)
-        finished = _read(
-            session, runner, cluster, record, wanted, last.add, follow=follow, bars=follow and not as_json
-        )
+        finished = _read(session, runner, cluster, record, wanted, last.add)
         if not follow:
             last.flush()
             _refuse_incomplete(finished)
             _report_stall(console, record)
-            _report_setup(console, record)
+            if record.status == "setup":
+                console.suggest(
+                    f"job {record.id} is still in its setup: `cloudddp logs -f {q(record.id)}` follows it, "
+                    f"`cloudddp cancel {q(record.id)}` ends it"
+                )
             return 0
         report_end(session, runner, cluster, finished)
         if finished.leaving is not None:
@@ -116,44 +121,15 @@ def logs(
         return finished.exit_code
 
 
-def _check_options(wanted: Wanted, *, follow: bool, as_json: bool, raw: bool) -> None:
-    """Raise UsageError for options that exclude each other."""
-    if raw and as_json:
-        raise UsageError("--raw and --json exclude each other", hint="JSON has every character of the log")
-    if follow and wanted.tail is not None and wanted.pattern is not None:
-        raise UsageError(
-            "with -f, --tail and --grep exclude each other",
-            hint="-f --grep shows the lines that match, from the beginning of the log; --since limits how "
-            "far back",
-        )
-
-
 def _read(
-    session: Session,
-    runner: Runner,
-    cluster: Cluster,
-    record: JobRecord,
-    wanted: Wanted,
-    show: Printer,
-    *,
-    follow: bool,
-    bars: bool,
+    session: Session, runner: Runner, cluster: Cluster, record: JobRecord, wanted: LogFilter, show: Printer
 ) -> JobResult:
-    """Pass each line of the job's logs to `show`: those until now, or with `follow` all until the job
-    ends."""
-    console = session.console
-    follower = JobFollower(
-        runner,
-        record.id,
-        record.nodes if follow or not wanted.nodes else wanted.nodes,
-        wait=follow,
-        on_line=show,
-        on_quiet=partial(report_quiet, console),
-        on_silence=partial(report_silence, console, record.id),
-        bars=bars,
-        ended_instances=partial(ended_reports, session, cluster),
-        selection=wanted.selection(follow=follow, launcher=console.options.verbose),
-    )
+    """Pass each line of the logs to `show`: those until now, or with `follow` all until the job ends."""
+    console, follow = session.console, wanted.follow
+    nodes = record.nodes if follow or not wanted.nodes else wanted.nodes
+    selection = wanted.selection(launcher=console.options.verbose)
+    more = {"wait": follow, "bars": follow and not wanted.as_json, "on_line": show, "selection": selection}
+    follower = follower_of(session, runner, cluster, record.id, nodes, **more)
     warnings = deadlines.warnings(console, cluster if follow else None, session.settings)
     with closing(follower), timings.span("logs"), warnings:
         try:
@@ -166,16 +142,15 @@ def _read(
 class _LastLines:
     """Passes the selected lines on; where --tail counts lines that match, at the end."""
 
-    def __init__(self, wanted: Wanted, show: Printer, *, follow: bool) -> None:
+    def __init__(self, wanted: LogFilter, show: Printer, *, follow: bool) -> None:
         self._wanted = wanted
         self._show = show
         self._count = None if follow or wanted.pattern is None else wanted.tail
         self._kept: dict[tuple[int, int], deque[str]] = {}
 
     def add(self, node: int, rank: int, line: str) -> None:
-        if not self._wanted.has(node, rank):
-            return
-        if self._wanted.pattern is not None and not self._wanted.pattern.search(line):
+        wanted = self._wanted
+        if not wanted.has(node, rank) or (wanted.pattern and not wanted.pattern.search(line)):
             return
         if self._count is None:
             self._show(node, rank, line)
@@ -188,11 +163,10 @@ class _LastLines:
                 self._show(node, rank, line)
 
 
-def _printer(console: Console, *, as_json: bool, raw: bool, launcher: bool) -> Printer:
-    if raw:
-        return line_printer(console, launcher=launcher, shown=lambda line: line, write=write_raw)
-    if not as_json:
-        return line_printer(console, launcher=launcher)
+def _printer(console: Console, wanted: LogFilter) -> Printer:
+    launcher = console.options.verbose
+    if not wanted.as_json:
+        return line_printer(console, launcher=launcher, raw=wanted.raw)
 
     def show(node: int, rank: int, line: str) -> None:
         if rank != LAUNCHER_RANK or launcher or is_note(line):
@@ -226,76 +200,46 @@ def _refuse_incomplete(finished: JobResult) -> None:
     )
 
 
-def _report_setup(console: Console, record: JobRecord) -> None:
-    if record.status == "setup":
-        console.suggest(
-            f"job {record.id} is still in its setup: `cloudddp logs -f {q(record.id)}` follows it, "
-            f"`cloudddp cancel {q(record.id)}` ends it"
-        )
-
-
 def _after_setup(
-    runner: Runner, record: JobRecord, wanted: Wanted, show: Printer
+    runner: Runner, record: JobRecord, wanted: LogFilter, show: Printer
 ) -> tuple[JobRecord, Printer]:
     """Show the output of a job's setup until that has ended. Return the job as it is then, and a printer that
     does not repeat what was shown."""
-    shown: Counter[int] = Counter()
+    shown: Counter[int] = Counter()  # lines of the setup, by node
+
+    def count(node: int, rank: int, line: str) -> None:
+        shown[node] += 1
+        show(node, rank, line)
+
+    def once(node: int, rank: int, line: str) -> None:
+        if rank == SETUP_RANK and shown[node]:
+            shown[node] -= 1
+        else:
+            show(node, rank, line)
+
+    last = _LastLines(wanted, count, follow=True)
+    setup = SetupLogs(runner, record.id, lambda node, line: last.add(node, SETUP_RANK, line))
     job, seen = record, time.monotonic()
     while True:
-        passed: Counter[int] = Counter()
-        last = _LastLines(wanted, _skipping(show, shown, passed, ranks=False), follow=True)
-        follower = JobFollower(
-            runner,
-            job.id,
-            job.nodes,
-            wait=False,
-            on_line=last.add,
-            selection=LogSelection(setup=True),
-        )
-        with closing(follower):
-            follower.run()
-        shown = shown | passed
+        setup.read(job.nodes)
         if job.status != "setup" or time.monotonic() - seen > _START_SECONDS:
-            return job, _skipping(show, shown, Counter(), ranks=True)
+            return job, once
         time.sleep(_AGAIN)
         found = [one for one in status.list_jobs(runner) if one.id == record.id]
         if found:  # between its setup and its start the nodes do not list it
             job, seen = found[0], time.monotonic()
 
 
-def _skipping(show: Printer, shown: Counter[int], passed: Counter[int], *, ranks: bool) -> Printer:
-    """Return a printer that leaves out the lines of the setup that were shown, by node, and counts those that
-    pass; without `ranks`, also the lines of ranks."""
-
-    def once(node: int, rank: int, line: str) -> None:
-        if rank == SETUP_RANK:
-            passed[node] += 1
-            if passed[node] > shown[node]:
-                show(node, rank, line)
-        elif ranks:
-            show(node, rank, line)
-
-    return once
-
-
-def _check_nodes(only: Iterable[int], record: JobRecord) -> None:
-    """Raise UsageError for a node on which the job does not run."""
-    for node in sorted(only):
-        if node not in record.nodes:
-            raise UsageError(
-                f"job {record.id} has no node {node}", hint=f"it runs on {node_list(record.nodes)}"
-            )
-
-
-def _check_ranks(only: Iterable[int], record: JobRecord, cluster: Cluster) -> None:
-    """Raise UsageError for a rank that the job does not have, if every node has reported how many it runs."""
+def _check_selected(wanted: LogFilter, record: JobRecord, cluster: Cluster) -> None:
+    """Raise UsageError for a node on which the job does not run, and for a rank that it does not have, if
+    every node has reported how many it runs."""
+    hint = f"it runs on {node_list(record.nodes)}"
+    for node in sorted(wanted.nodes - set(record.nodes)):
+        raise UsageError(f"job {record.id} has no node {node}", hint=hint)
     known = not cluster.missing and set(record.nodes) == set(cluster.nodes)
-    for rank in sorted(only) if known else ():
-        if not 0 <= rank < record.ranks:
-            raise UsageError(
-                f"job {record.id} has no rank {rank}",
-                hint="its only rank is 0" if record.ranks == 1 else f"its ranks are 0 to {record.ranks - 1}",
-            )
+    hint = "its only rank is 0" if record.ranks == 1 else f"its ranks are 0 to {record.ranks - 1}"
+    for rank in sorted(wanted.ranks - set(range(record.ranks))) if known else ():
+        raise UsageError(f"job {record.id} has no rank {rank}", hint=hint)
 
 
 # -- options -----------------------------------------------------------------------------------------------
@@ -307,40 +251,29 @@ def _numbers(option: str, values: Sequence[str], most: int) -> frozenset[int]:
     for value in values:
         for part in value.split(","):
             match = re.fullmatch(r"\s*([0-9]{1,9})(?:-([0-9]{1,9}))?\s*", part, re.ASCII)
-            low = int(match[1]) if match else 1
-            high = int(match[2] or match[1]) if match else 0
-            if low > high or high > most:
-                raise UsageError(
-                    f"{option} {value!r} is not a list of numbers",
-                    hint=f"for example {option} 3 or {option} 3,8-15",
-                )
+            low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if not low <= high <= most:
+                hint = f"for example {option} 3 or {option} 3,8-15"
+                raise UsageError(f"{option} {value!r} is not a list of numbers", hint=hint)
             found.update(range(low, high + 1))
     return frozenset(found)
 
 
-def _age(text: str | None) -> float | None:
-    if text is None:
-        return None
+def _age(text: str) -> float:
     seconds = seconds_of(text) if len(text) < 10 else 0.0
     if not seconds:
         raise UsageError(f"--since {text[:40]!r} is not a time", hint="for example --since 90s, 5m, 2h or 1d")
     return seconds
 
 
-def _tail(text: str | None) -> int | None:
-    if text is None:
-        return None
+def _tail(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,7}", text, re.ASCII) or int(text) > MOST_TAIL:
-        raise UsageError(
-            f"--tail {text[:40]!r} is not a number of lines",
-            hint=f"allowed: a whole number from 0 to {MOST_TAIL}",
-        )
+        hint = f"allowed: a whole number from 0 to {MOST_TAIL}"
+        raise UsageError(f"--tail {text[:40]!r} is not a number of lines", hint=hint)
     return int(text)
 
 
-def _pattern(text: str | None) -> re.Pattern[str] | None:
-    if text is None:
-        return None
+def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:

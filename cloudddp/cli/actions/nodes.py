@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cluster import connect, ssh_hosts
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.local_state import openssh_names
 from cloudddp.ssh import openssh
@@ -17,17 +16,15 @@ from cloudddp.ssh import openssh
 _WITH_VALUE = "BbcDEeFIiJLlmOoPpQRSWw"  # options of OpenSSH's `ssh`
 
 
-def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequence[str]) -> None:
+def ssh(console: Console, *, words: Sequence[str]) -> None:
     given, node, command = _ssh_words(words)
-    session = start_session(console, options, anyone=anyone)
-    cluster, spec = session.cluster(), session.settings.cluster
+    session = start_session(console)
+    cluster, spec = session.account.cluster(), session.settings.cluster
     cluster.require_node(node)
     program = shutil.which("ssh")
     if program is None:
-        raise CloudDDPError(
-            "OpenSSH's `ssh` is not installed",
-            hint="install openssh-client, or use `cloudddp exec`, which does not need it",
-        )
+        hint = "install openssh-client, or use `cloudddp exec`, which does not need it"
+        raise CloudDDPError("OpenSSH's `ssh` is not installed", hint=hint)
     connect.complete_host_keys(cluster, spec, progress=console.log)
     targets, lost = connect.targets(cluster, spec)
     if node in lost:
@@ -41,8 +38,7 @@ def ssh(console: Console, options: GlobalOptions, *, anyone: bool, words: Sequen
 
 
 def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]:
-    """Return the options for OpenSSH before the node, the node (0 if it is not given), and what follows it.
-    Raises UsageError."""
+    """Return the options for OpenSSH before the node, the node (or 0), and the rest. Raises UsageError."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
         letters = words[at][1:]
@@ -54,7 +50,7 @@ def _ssh_words(words: Sequence[str]) -> tuple[Sequence[str], int, Sequence[str]]
     return words[:at], int(node), words[at + 1 :]
 
 
-def ssh_config(console: Console, _: GlobalOptions) -> None:
+def ssh_config(console: Console) -> None:
     console.print(openssh.include_line())
     console.log("needed once, at the top of ~/.ssh/config: then NAME-0 is node 0 of the cluster NAME")
     if hosts := openssh_names():

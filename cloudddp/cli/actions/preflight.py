@@ -8,9 +8,8 @@ import msgspec
 
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import q
-from cloudddp.formats import counted, table
+from cloudddp.formats import plural, table
 from cloudddp.job import preflight as checks
 from cloudddp.job.preflight import Measured
 from cloudddp.operations.node_connections import connected
@@ -18,10 +17,8 @@ from cloudddp.operations.node_connections import connected
 SHOWN = 28  # pairs: those of eight nodes
 
 
-def preflight(
-    console: Console, options: GlobalOptions, *, anyone: bool, bandwidth: bool, as_json: bool
-) -> int:
-    session = start_session(console, options, anyone=anyone)
+def preflight(console: Console, *, bandwidth: bool, as_json: bool) -> int:
+    session = start_session(console)
     with connected(session, whole=True) as (cluster, runner), console.progress() as progress:
         found = checks.run(runner, cluster, session.settings, bandwidth=bandwidth, progress=progress)
     slow = checks.slow_nodes(found)
@@ -29,11 +26,8 @@ def preflight(
         shown = {"nodes": len(cluster.nodes), "instance_type": cluster.type}
         console.print_json({**shown, "measured": msgspec.to_builtins(found), "slow_nodes": sorted(slow)})
     else:
-        console.print(
-            f"{counted(len(cluster.nodes), 'node')}: connected to each other, alike, without defects"
-        )
-        if found:
-            console.print(f"\n{measured_table(found)}")
+        alike = f"{plural(len(cluster.nodes), 'node')}: connected to each other, alike, without defects"
+        console.print(f"{alike}\n\n{measured_table(found)}" if found else alike)
     for node, part in slow.items():
         console.fail(f"node {node} is slow: its fastest pair has {part:.0%} of that of the median node")
         console.suggest(f"`cloudddp resume --replace {q(node)}` replaces its machine")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from cloudddp import local_state
 from cloudddp.agent.client import Runner
 from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.cli.actions.pull_from_s3 import pull_from_s3
@@ -13,15 +14,13 @@ from cloudddp.cli.session import Session, start_session
 from cloudddp.cluster import lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import project
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.files import resolved
 from cloudddp.formats import toml
-from cloudddp.job import project_files, status
+from cloudddp.job import launch_record, project_files, status
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import names_of
-from cloudddp.operations import termination
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.results import (
     PROJECT_ROOT,
@@ -37,9 +36,7 @@ from cloudddp.text import one_line
 
 def pull(
     console: Console,
-    options: GlobalOptions,
     *,
-    anyone: bool,
     paths: Sequence[str],
     job_id: str | None,
     node: int | None,
@@ -48,7 +45,7 @@ def pull(
 ) -> None:
     if job_id is None and len(paths) == 1 and has_job_id_format(paths[0]):
         (job_id,), paths = paths, ()  # as other verbs take it
-    session = start_session(console, options, anyone=anyone, tolerant_verb="pull")
+    session = start_session(console, tolerant_verb="pull")
     wanted = PullRequest(paths, node, all_nodes, to)
     safe_names.requested(paths)
     pulling.check_target(to or session.root / project_files.RESULTS)
@@ -57,7 +54,8 @@ def pull(
     try:
         _pull(console, session, wanted, job_id)
     except (lookup.NoCluster, status.UnknownJob):
-        record = termination.copied_job(session.settings.cluster.name, session.aws().endpoint, job_id)
+        folders = local_state.folders_of(session.settings.cluster.name, session.account.aws().endpoint)
+        record = launch_record.in_s3(folders, job_id)
         if record is None:
             raise
         pull_from_s3(console, session, record, wanted)
@@ -85,7 +83,7 @@ def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str |
         record = status.find(known if job_id is not None else ran or known, job_id)
         zero = record.rank_zero if record.rank_zero is not None else min(cluster.nodes)
         _check_answers(cluster, runner, zero, wanted)
-        base = wanted.folder(session.root, record.id)
+        base = wanted.to or session.root / project_files.RESULTS / record.id
         names = paths or job.outputs or (PROJECT_ROOT,)
         replies = new_files.find_all(runner, job).values
         written = names_of(replies[zero].outputs) if zero in replies else ()
@@ -134,26 +132,19 @@ def _check_answers(cluster: Cluster, runner: Runner, zero: int, wanted: PullRequ
     cluster.require_node(only)
     if only not in runner.nodes and not wanted.all_nodes:
         what = ", which has the results of rank 0," if only == zero else ""
-        raise NodeError(
-            f"node {only}{what} does not answer",
-            hint="copy those of another node with `cloudddp pull --node N`",
-        )
+        hint = "copy those of another node with `cloudddp pull --node N`"
+        raise NodeError(f"node {only}{what} does not answer", hint=hint)
 
 
 def _nothing_to_pull(names: Sequence[str], outputs: Sequence[str], *, running: str | None) -> CloudDDPError:
+    what = f": no {' or '.join(names)} on the nodes"
+    hint = "give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "
+    hint += f"(now {toml(outputs)}) to where the script writes"
     if running and list(names) in ([PROJECT_ROOT], list(outputs)):
-        return CloudDDPError(
-            f"nothing to pull yet: job {running} is running and has not written any files in "
-            f"{' or '.join(outputs) or 'the project'}",
-            hint="see its progress: `cloudddp logs -f` or `cloudddp stacks`",
-        )
-    if list(names) == [PROJECT_ROOT]:
-        return CloudDDPError(
-            "nothing to pull: the jobs wrote no files in the project",
-            hint="files elsewhere on a node: `cloudddp exec -- cp -r FOLDER .` first",
-        )
-    return CloudDDPError(
-        f"nothing to pull: no {' or '.join(names)} on the nodes",
-        hint="give PATHS of the project on the nodes, or set [job] outputs in cloudddp.toml "
-        f"(now {toml(outputs)}) to where the script writes",
-    )
+        where = " or ".join(outputs) or "the project"
+        what = f" yet: job {running} is running and has not written any files in {where}"
+        hint = "see its progress: `cloudddp logs -f` or `cloudddp stacks`"
+    elif list(names) == [PROJECT_ROOT]:
+        what = ": the jobs wrote no files in the project"
+        hint = "files elsewhere on a node: `cloudddp exec -- cp -r FOLDER .` first"
+    return CloudDDPError(f"nothing to pull{what}", hint=hint)

@@ -1,4 +1,4 @@
-"""`pull` of a job whose cluster has gone: the results that its nodes have copied to Amazon S3."""
+"""`pull` of a job whose cluster no longer exists: the results that its nodes have copied to Amazon S3."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from cloudddp.agent.protocol.copies import CopyPhase
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session
 from cloudddp.errors import CloudDDPError, q
+from cloudddp.job import project_files
 from cloudddp.job.launch_record import LaunchRecord, s3_destination_of
 from cloudddp.job.results import s3_pull
 from cloudddp.job.results.placing import Pulled
 from cloudddp.job.results.s3_pull import NodeObjects
 from cloudddp.job.results.safe_names import LOGS
-from cloudddp.operations.report import write_report
 from cloudddp.operations.results import (
     PROJECT_ROOT,
     PullRequest,
@@ -21,27 +21,22 @@ from cloudddp.operations.results import (
     raise_left_out,
     raise_missing,
     report_pulled,
+    write_report,
 )
 from cloudddp.text import node_list, one_line
 
 
-def pull_from_s3(
-    console: Console,
-    session: Session,
-    record: LaunchRecord,
-    wanted: PullRequest,
-) -> None:
-    """Copy the outputs of a job, and if no paths are wanted its logs. Raises CloudDDPError if there is
-    nothing."""
+def pull_from_s3(console: Console, session: Session, record: LaunchRecord, wanted: PullRequest) -> None:
+    """Copy the outputs of a job, and without paths its logs. Raises CloudDDPError for nothing."""
     place = s3_destination_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")
     console.log(f"the nodes of job {record.job} have gone: reading {place.url}")
-    aws = session.aws()
+    aws = session.account.aws()
     found = s3_pull.find(aws, place)
     lacking = _report_state(console, found)
     zero = next((number for number, one in found.items() if one.report.rank_zero), min(found, default=0))
-    base = wanted.folder(session.root, record.job)
+    base = wanted.to or session.root / project_files.RESULTS / record.job
     targets = wanted.targets(found, zero, found[zero].outputs if zero in found else (), base)
     known = Checkpoints({number: found[number].report.checkpoints for number in targets if number in found})
     names, files = wanted.paths or record.config.job.outputs or (PROJECT_ROOT,), 0
@@ -58,14 +53,13 @@ def pull_from_s3(
         files += pulled.files
     if files and not wanted.paths:
         write_report(console, record.job, base)
-    if not files and all(one.is_empty and not one.notes for one in outputs.values()):
-        raise CloudDDPError(
-            f"nothing to pull: no {'files' if names == (PROJECT_ROOT,) else ' or '.join(names)} of node "
-            f"{min(targets, default=zero)} in {place.url}",
-            hint="--all-nodes copies those of all nodes"
-            if len(found) > 1 and not wanted.all_nodes
-            else f"look with `aws s3 ls --recursive {q(place.url)}`",
-        )
+    if not files and all(output.is_empty and not output.notes for output in outputs.values()):
+        what = "files" if names == (PROJECT_ROOT,) else " or ".join(names)
+        hint = f"look with `aws s3 ls --recursive {q(place.url)}`"
+        if len(found) > 1 and not wanted.all_nodes:
+            hint = "--all-nodes copies those of all nodes"
+        where = f"of node {min(targets, default=zero)} in {place.url}"
+        raise CloudDDPError(f"nothing to pull: no {what} {where}", hint=hint)
     incomplete = merge_checkpoints(console, base, targets, known, known, outputs)
     raise_left_out(outputs, place.url)
     if wanted.paths:

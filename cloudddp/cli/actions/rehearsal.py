@@ -1,8 +1,7 @@
 """--dry-run: the verbs' own code against moto in this process, and nodes that print the commands they get.
 
-Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up. The
-calls, their parameters, the commands on the nodes and the price are the real ones, because the code that
-makes them is.
+Nothing is called: no AWS, no SSH, no file outside a temporary folder. Ids and addresses are made up; calls,
+commands and the price are the real ones, because the code that makes them is.
 """
 
 from __future__ import annotations
@@ -16,33 +15,30 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
-
-import msgspec
 
 from cloudddp.agent import program
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.file_steps import ReceiveEvent, ReceiveReply, ReceiveRequest
 from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.agent.protocol.manifest import FILE
-from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest
+from cloudddp.agent.protocol.start import SetupReply, SetupRequest, StartReply, StartRequest
 from cloudddp.agent.protocol.transfer import Frames, Wants, read_listing
-from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import lifecycle
 from cloudddp.cluster import lookup
 from cloudddp.cluster import up as creating
-from cloudddp.cluster.connect import Meanwhile, ssh_sources
+from cloudddp.cluster.connect import Meanwhile, Reach, ssh_sources
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
 from cloudddp.config.spec import ClusterSpec, Config
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, Excluded
 from cloudddp.job import launch as starting
-from cloudddp.job import ranks
+from cloudddp.job import project_files, ranks
 from cloudddp.job.job_request import NewJob, Script
 from cloudddp.ssh.fleet import Outcome
 from cloudddp.ssh.running import CommandSpec, Result
@@ -56,42 +52,38 @@ CALLER = "203.0.113.7/32"  # stands for this computer's own address; from the ra
 
 
 @dataclass(eq=False)
-class Nodes:
-    """Replaces the SSH fleet: prints each command, if `print` is given, and answers as a healthy node.
-
-    `hidden` are the variables set by the user, whose values may be secret.
-    """
+class PrintingRunner:
+    """Replaces the SSH fleet: shows each command, and answers as a healthy node. `hidden`: variables whose
+    values may be secret."""
 
     cluster: Cluster
     gpus: int
     cpus: int
     efa: int = 0
+    show: Print = lambda _: None
     hidden: Collection[str] = ()
-    print: Print | None = None  # what it replaces
     host_keys: dict[int, str] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, cluster: Cluster, info: TypeInfo, shown: Print | None, hidden: Collection[str] = ()) -> Nodes:
-        return cls(cluster, info.gpus, info.vcpus, info.max_efa, hidden, shown)
 
     @property
     def nodes(self) -> tuple[int, ...]:
         return tuple(self.cluster.nodes)
+
+    @property
+    def ids(self) -> dict[int, str]:
+        return {node: instance.id for node, instance in self.cluster.nodes.items()}
 
     def connection(self, _node: int) -> None:
         """There is none: each step is shown as a command of its own."""
         return
 
     def run(self, node: int, spec: CommandSpec) -> Result:
-        command, stdin = spec.command, spec.stdin
-        step = program.step_of(command)
+        command, step = spec.command, program.step_of(spec.command)
+        pieces = iter((spec.stdin,) if isinstance(spec.stdin, bytes) else spec.stdin)
         if step == ReceiveRequest.STEP and spec.on_stdout is not None:
-            pieces = iter(()) if isinstance(stdin, bytes) else iter(stdin)
             return self._receive(node, command, pieces, spec.on_stdout)
-        data = stdin if isinstance(stdin, bytes) else b"".join(stdin)
-        if self.print:
-            for line in self._shown(node, step, command, data):
-                self.print(line)
+        data = b"".join(pieces)
+        for line in self._shown(node, step, command, data):
+            self.show(line)
         if "make-host-key" in command:
             return Result(0, generate_key().public.encode(), b"")
         return Result(0, self._answer(step), b"")
@@ -105,15 +97,11 @@ class Nodes:
         files = [entry for _, entry in read_listing(offer).entries()]
         wanted = tuple(number for number, entry in enumerate(files) if entry.kind == FILE)
         size = sum(entry.size for entry in files)
-        for event in (
-            ReceiveEvent(Wants(wanted)),
-            ReceiveEvent(complete=True, done=ReceiveReply()),
-        ):
+        for event in (ReceiveEvent(Wants(wanted)), ReceiveEvent(complete=True, done=ReceiveReply())):
             report(encode(event) + b"\n")
-        if self.print:
-            for line in self._shown(node, "", command, b""):
-                self.print(line)
-            self.print(f"  < {len(files)} files of the project, {size} bytes, from here or from another node")
+        for line in self._shown(node, "", command, b""):
+            self.show(line)
+        self.show(f"  < {len(files)} files of the project, {size} bytes, from here or from another node")
         return Result(0, b"", b"")
 
     def _shown(self, node: int, step: str, command: str, data: bytes) -> Iterator[str]:
@@ -122,11 +110,13 @@ class Nodes:
         yield f"\nnode {node} ({instance.public_ip or instance.private_ip}) $ {command}"
         message = data.partition(b"\n")[0]
         if step == StartRequest.STEP:
-            start = decode(message, StartRequest)
-            if start.container is not None:
-                yield f"  in a container of {start.container.image}:"
-            for process in start.processes:
-                yield from _process(start.env, process, self.hidden)
+            work = decode(message, StartRequest).work
+            if work.container is not None:
+                yield f"  in a container of {work.container.image}:"
+            for process in work.processes:
+                yield "  starts: " + shlex.join((*process.launcher, *_WRAPPER, *process.rank))
+                for name, value in sorted({**work.env, **process.env}.items()):
+                    yield f"    {name}={'****' if name in self.hidden else value}"
         elif step == SetupRequest.STEP:
             yield from (f"  < {line}" for line in decode(message, SetupRequest).commands)
         elif data and step:
@@ -161,23 +151,11 @@ class Nodes:
         work: Callable[[int], T],
         *,
         nodes: Iterable[int] | None = None,
-        fatal: Callable[[Exception], bool] = lambda _: True,
-        meanwhile: object = None,  # noqa: ARG002  the protocol's
+        fatal: object = None,  # noqa: ARG002  the protocol's
+        meanwhile: object = None,  # noqa: ARG002
     ) -> Outcome[T]:
-        """Work on one node after the other, so that the order of the output is fixed."""
-        outcome: Outcome[T] = Outcome()
-        for node in self.cluster.nodes if nodes is None else nodes:
-            try:
-                outcome.values[node] = work(node)
-            except CloudDDPError as error:
-                outcome.errors[node] = error
-                if fatal(error):
-                    break
-        return outcome
-
-    @property
-    def ids(self) -> dict[int, str]:
-        return {node: instance.id for node, instance in self.cluster.nodes.items()}
+        """Work on one node after the other, so that the order of the output is fixed. None fails."""
+        return Outcome({node: work(node) for node in (self.nodes if nodes is None else nodes)})
 
     def host_key(self, node: int) -> str:
         """Return the key that the node would have shown; '' for the one of the user data."""
@@ -196,65 +174,53 @@ class Nodes:
         """Nothing to do: no connection is open."""
 
 
-def _process(shared: Mapping[str, str], process: Process, hidden: Collection[str]) -> Iterator[str]:
-    yield "  starts: " + shlex.join((*process.launcher, *_WRAPPER, *process.rank))
-    for name, value in sorted({**shared, **process.env}.items()):
-        yield f"    {name}={'****' if name in hidden else value}"
-
-
-class Recorder:
+class CallRecorder:
     """Prints AWS calls as they are made, while it is switched on."""
 
-    def __init__(self, print: Print, *, on: bool) -> None:  # noqa: A002  what it replaces
-        self._print = print
+    def __init__(self, show: Print) -> None:
+        self._show = show
         self._lock = threading.Lock()  # Elastic IPs are allocated in parallel
-        self._tags: Any = None  # of the cluster, once they have been printed
-        self.on = on
+        self._tags: dict[str, str] = {}  # of the cluster, once they have been printed
+        self.on = False
 
     def __call__(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
-        if not self.on:
-            return
         with self._lock:
-            self._show(service, method, params, answer)
+            for line in self._lines(service, method, params, answer) if self.on else ():
+                self._show(line)
 
-    def _show(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> None:
-        operation = "".join(word.capitalize() for word in method.split("_"))
-        self._print(f"\naws {service} {operation}")
+    def _lines(self, service: str, method: str, params: Mapping[str, Any], answer: Any) -> Iterator[str]:
+        yield f"\naws {service} {''.join(word.capitalize() for word in method.split('_'))}"
         for name, value in params.items():
             if name == "TagSpecifications" and params.get("DryRun"):  # it has another cluster id
-                self._print("  TagSpecifications: as of the launch below")
+                yield "  TagSpecifications: as of the launch below"
             elif name == "TagSpecifications":
-                self._show_tags(value)
+                yield from self._tag_lines(value)
             else:
-                self._print(f"  {name}: {_shown(name, value)}")
+                yield f"  {name}: {_shown(name, value)}"
         created = {key: answer[key] for key in ("GroupId", "KeyPairId", "AllocationId") if key in answer}
         if created:
-            self._print(f"  -> {json.dumps(created)}")
+            yield f"  -> {json.dumps(created)}"
 
-    def _show_tags(self, specifications: Sequence[Mapping[str, Any]]) -> None:
-        """Print which objects get tags, and the tags once: those of the cluster are the same in every
-        call."""
+    def _tag_lines(self, specifications: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        """Yield which objects get tags; those of the cluster, the same in every call, once."""
         kinds: dict[str, list[str]] = {}
-        for one in specifications:
-            tags = {tag["Key"]: tag["Value"] for tag in one["Tags"]}
-            if self._tags is None:
+        for specification in specifications:
+            tags = {tag["Key"]: tag["Value"] for tag in specification["Tags"]}
+            if not self._tags:
                 self._tags = tags
-                self._print("  the cluster's tags:")
-                for key, value in tags.items():
-                    self._print(f"    {key}: {json.dumps(value)}")
+                yield "  the cluster's tags:"
+                yield from (f"    {key}: {json.dumps(value)}" for key, value in tags.items())
             more = {key: value for key, value in tags.items() if self._tags.get(key) != value}
             also = f" and {json.dumps(more)}" if more else ""
-            kinds.setdefault(f"with the cluster's tags{also}", []).append(one["ResourceType"])
+            kinds.setdefault(f"with the cluster's tags{also}", []).append(specification["ResourceType"])
         for which, found in kinds.items():
-            self._print(f"  TagSpecifications: {', '.join(found)} {which}")
+            yield f"  TagSpecifications: {', '.join(found)} {which}"
 
 
 def _shown(name: str, value: Any) -> str:
     if name == "UserData":
-        return (
-            f"<{len(value)} bytes of cloud-config: the first host key, and the timer that terminates the "
-            "node at the deadline>"
-        )
+        what = "the first host key, and the timer that terminates the node at the deadline"
+        return f"<{len(value)} bytes of cloud-config: {what}>"
     if isinstance(value, bytes):
         return value.decode()
     return json.dumps(value, default=str)
@@ -264,7 +230,7 @@ def up(console: Console, settings: Config) -> None:
     """Print what `up` would do."""
     with _dry_run(console, settings, "up") as (aws, recorder):
         recorder.on = True
-        plan = _bring_up(console, aws, settings, show=True)
+        plan, _ = _bring_up(console, aws, settings, show=True)
         recorder.on = False
         console.print_text(f"\n{plan}\n\n# End of the dry run. Nothing was started; nothing costs anything.")
 
@@ -272,19 +238,17 @@ def up(console: Console, settings: Config) -> None:
 def launch(console: Console, settings: Config, script: Script, root: Path) -> None:
     """Print what `launch` would do on a new cluster of these settings."""
     with _dry_run(console, settings, "launch") as (aws, recorder):
-        console.print_text(f"\n{_bring_up(console, aws, settings, show=False)}")
+        plan, runner = _bring_up(console, aws, settings, show=False)
+        console.print_text(f"\n{plan}")
         recorder.on = True
         found = lookup.get(aws, settings.cluster.name)
         recorder.on = False
-        info = instance_types.describe(
-            aws, msgspec.structs.replace(settings.cluster, instance_type=found.type)
-        )
         starting.launch(
-            Nodes.of(found, info, console.print, settings.job.env),
+            replace(runner, cluster=found, show=console.print, hidden=settings.job.env),
             found,
             settings,
             NewJob(script),
-            root=root,
+            project_files.of_config(root, settings),
             progress=lambda text: console.print(f"\n# {console.render(text)}"),
             sources={one.source: f"{one.source}:/" for one in settings.shared},
         )
@@ -292,77 +256,63 @@ def launch(console: Console, settings: Config, script: Script, root: Path) -> No
 
 
 @contextlib.contextmanager
-def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AWS, Recorder]]:
+def _dry_run(console: Console, settings: Config, verb: str) -> Iterator[tuple[AWS, CallRecorder]]:
     """Yield an AWS that is moto, and what prints the calls to it."""
-    try:
-        # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
-        from cloudddp.simulator import aws as simulated
+    spec = settings.cluster
+    with contextlib.ExitStack() as stack:
+        try:
+            # moto takes 0.5 s to import, is only needed here and by the simulator, and may not be installed.
+            from cloudddp.simulator import aws as simulated
 
-        rehearsal = simulated.rehearse(settings.cluster.instance_profile or "")
-        rehearsal.__enter__()
-    except ImportError:
-        raise CloudDDPError(
-            "--dry-run needs moto", hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')"
-        ) from None
-    try:
-        with tempfile.TemporaryDirectory(prefix="cloudddp-dry-run-") as folder:
-            os.environ["CLOUDDDP_HOME"] = folder  # `rehearse` restores the environment
-            console.print(f"# Dry run of `{verb}`: nothing is called; ids, addresses and sizes are made up.")
-            recorder = Recorder(console.print, on=False)
-            if settings.cluster.reservation:
-                _reserve(console, settings.cluster)
-            yield AWS(region=settings.cluster.region, observe=recorder), recorder
-    finally:
-        rehearsal.__exit__(None, None, None)
-
-
-def _reserve(console: Console, spec: ClusterSpec) -> None:
-    """Give the made-up account the reservation of the settings."""
-    # moto again: see _dry_run
-    from cloudddp.simulator import aws as simulated
-
-    zone = simulated.reserve(
-        str(spec.reservation),
-        instance_type=spec.types[0],
-        count=spec.nodes,
-        zone=spec.zones[0] if spec.zones else None,
-    )
-    console.print(
-        f"# Assumed: {spec.reservation} is an on-demand reservation for {spec.nodes} x {spec.types[0]} "
-        f"in {zone}."
-    )
+            stack.enter_context(simulated.rehearse(spec.instance_profile or ""))
+        except ImportError:
+            raise CloudDDPError(
+                "--dry-run needs moto", hint="pip install 'cloudddp[sim]' (in a clone: pip install '.[sim]')"
+            ) from None
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="cloudddp-dry-run-"))
+        os.environ["CLOUDDDP_HOME"] = folder  # `rehearse` restores the environment
+        console.print(f"# Dry run of `{verb}`: nothing is called; ids, addresses and sizes are made up.")
+        if spec.reservation:
+            kind, zone = spec.types[0], spec.zones[0] if spec.zones else None
+            zone = simulated.reserve(spec.reservation, instance_type=kind, count=spec.nodes, zone=zone)
+            what = f"an on-demand reservation for {spec.nodes} x {kind} in {zone}"
+            console.print(f"# Assumed: {spec.reservation} is {what}.")
+        recorder = CallRecorder(console.print)
+        yield AWS(region=spec.region, observe=recorder), recorder
 
 
-def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> str:
-    """Do what `up` does; return the plan that it shows before it asks. `show`: print what it does on the
-    nodes."""
-    info: list[TypeInfo] = []
-    shown: list[str] = []
+def _bring_up(console: Console, aws: AWS, settings: Config, *, show: bool) -> tuple[str, PrintingRunner]:
+    """Do what `up` does; return its plan, and the nodes. `show`: print what it does on them."""
+    plan: list[str] = []
     left_out: list[str] = []
+    made: list[PrintingRunner] = []
+    info: list[TypeInfo] = []
 
     def progress(text: str) -> None:
-        line = console.render(text)
-        if not shown and line.startswith("left out: "):
-            left_out.append(f"  {line}")
+        if not plan and isinstance(text, Excluded):
+            left_out.append(f"  {text}")
 
     def agree(plans: Sequence[Plan], found: TypeInfo) -> None:
         for one in plans:
             ranks.nproc(settings.job, [one.context.info.gpus] * settings.cluster.nodes)
         info.append(found)
-        shown.append("\n".join([lifecycle.plans(plans, found, settings.cluster), *left_out]))
+        plan.append("\n".join([lifecycle.plans(plans, found, settings.cluster), *left_out]))
         if show:
             console.print("\n# Here `up` shows the plan, which is at the end of this dry run, and asks.")
 
-    def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> Nodes:
-        return Nodes.of(created, info[0], console.print if show else None)
+    def dial(created: Cluster, _: ClusterSpec, __: float, ___: Meanwhile) -> PrintingRunner:
+        nodes = PrintingRunner(created, info[0].gpus, info[0].vcpus, info[0].max_efa)
+        made.append(replace(nodes, show=console.print) if show else nodes)
+        return made[-1]
 
     creating.up(
         [aws],
         settings.cluster,
-        progress=progress,
-        confirm=agree,
-        dial=dial,
-        check_route=lambda _: None,
-        ssh_sources=lambda aws, spec: ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
+        creating.Callbacks(progress, agree),
+        reach=Reach(
+            dial,
+            lambda _: None,
+            lambda aws, spec: ssh_sources(aws, spec, lambda: CALLER, lambda *_: JUMP_HOST),
+        ),
     )
-    return shown[0]
+    return plan[0], made[-1]

@@ -1,15 +1,10 @@
-"""`sim start`, `stop`, `status`, `env`, `shell`, `exec`, `session`, `fault`, `interrupt`, `maintenance` and
-`conditions`.
-
-Nodes, faults and conditions are defined by the simulator.
-"""
+"""The verbs of `sim`. Nodes, faults and conditions are defined by the simulator."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,10 +12,9 @@ from typing import Any, NoReturn
 from cloudddp import signals
 from cloudddp.cli.console import Console
 from cloudddp.cli.views import simulator as views
-from cloudddp.config.command_line import GlobalOptions
-from cloudddp.errors import CloudDDPError, Message, UsageError
+from cloudddp.errors import CloudDDPError, Message, UsageError, q
 from cloudddp.files import state_home
-from cloudddp.formats import counted
+from cloudddp.formats import plural
 from cloudddp.operations.load_settings import named_cluster
 from cloudddp.simulator import control
 from cloudddp.simulator.control import Simulator
@@ -34,7 +28,6 @@ EXAMPLE = Message('for example: `cloudddp sim conditions \'{"latency": {"*": 0.2
 
 def start(
     console: Console,
-    _: GlobalOptions,
     *,
     port: int,
     nodes: str,
@@ -44,11 +37,8 @@ def start(
     **seconds: float | None,
 ) -> None:
     before = control.find(state_home())
-    timing = {
-        name.removesuffix("_seconds").replace("_", "-"): value
-        for name, value in seconds.items()
-        if value is not None
-    }
+    given = {name: value for name, value in seconds.items() if value is not None}
+    timing = {name.removesuffix("_seconds").replace("_", "-"): value for name, value in given.items()}
     policies = {kind: Path(file) for kind, file in (("policy", policy), ("scp", scp)) if file}
     found = control.start(
         state_home(),
@@ -73,14 +63,13 @@ def start(
         console.warn("--interface has no effect: these nodes have no network interface of their own")
 
 
-def stop(console: Console, _: GlobalOptions) -> None:
+def stop(console: Console) -> None:
     ended = control.stop(state_home())
-    console.print(
-        f"simulator stopped, {counted(ended, 'process')} ended" if ended else "the simulator is not running"
-    )
+    stopped = f"simulator stopped, {plural(ended, 'process')} ended"
+    console.print(stopped if ended else "the simulator is not running")
 
 
-def status(console: Console, _: GlobalOptions, *, as_json: bool) -> None:
+def status(console: Console, *, as_json: bool) -> None:
     found = _running()
     nodes = control.nodes(found)
     if as_json:
@@ -89,66 +78,64 @@ def status(console: Console, _: GlobalOptions, *, as_json: bool) -> None:
         console.print(views.simulator(found, nodes))
 
 
-def env(console: Console, _: GlobalOptions) -> None:
+def env(console: Console) -> None:
     found = _running()
-    for name in control.HIDDEN:
-        console.print(f"unset {name};")
-    for name, value in control.environment(found).items():
-        console.print(f"export {name}={shlex.quote(value)};")
+    lines = [f"unset {name};" for name in control.HIDDEN]
+    lines += [f"export {name}={q(value)};" for name, value in control.environment(found).items()]
+    console.print("\n".join(lines))
 
 
-def shell(console: Console, _: GlobalOptions) -> None:
+def shell(console: Console) -> None:
     program = os.environ.get("SHELL") or "/bin/sh"
     _running()
     console.log("AWS clients in this shell use the simulator; `exit` leaves it")
     _replace_process(program, [program])
 
 
-def exec_(_: Console, __: GlobalOptions, *, command: Sequence[str]) -> None:
+def exec_(_: Console, *, command: Sequence[str]) -> None:
     _replace_process(command[0], list(command))
 
 
-def session(_: Console, __: GlobalOptions, *, target: str, port: int) -> None:
+def session(_: Console, *, target: str, port: int) -> None:
     # ssh ends its proxy command with SIGHUP when it is done: that is no interrupt.
     with contextlib.suppress(signals.HungUp):
         control.relay(_running(), target, port)
 
 
-def fault(console: Console, options: GlobalOptions, *, kind: str, nodes: tuple[str, ...]) -> None:
-    done = control.fault(_running(), kind, nodes, cluster=_cluster(options, nodes))
+def fault(console: Console, *, kind: str, nodes: tuple[str, ...]) -> None:
+    done = control.fault(_running(), kind, nodes, cluster=_cluster(console, nodes))
     healed = ""
     if kind == "heal":
         healed = f" ({', '.join(done['healed'])})" if done["healed"] else ": it had no fault"
     console.print(f"{done['kind']}: {' and '.join(done['nodes'])}{healed}")
 
 
-def interrupt(console: Console, options: GlobalOptions, *, node: str, seconds: float) -> None:
-    done = control.interrupt(_running(), node, seconds=seconds, cluster=_cluster(options, (node,)))
+def interrupt(console: Console, *, node: str, seconds: float) -> None:
+    done = control.interrupt(_running(), node, seconds=seconds, cluster=_cluster(console, (node,)))
     console.print(f"{done['node']} will be terminated at {done['time']}")
 
 
-def maintenance(console: Console, options: GlobalOptions, *, node: str, code: str, seconds: float) -> None:
-    cluster = _cluster(options, (node,))
+def maintenance(console: Console, *, node: str, code: str, seconds: float) -> None:
+    cluster = _cluster(console, (node,))
     done = control.maintenance(_running(), node, seconds=seconds, code=code, cluster=cluster)
     console.print(f"{done['node']}: {done['code']} is scheduled for {done['time']}")
 
 
-def conditions(console: Console, _: GlobalOptions, *, changes: str | None, clear: bool) -> None:
+def conditions(console: Console, *, changes: str | None, clear: bool) -> None:
     try:
         wanted: Any = json.loads(changes) if changes else {}
     except ValueError as error:
         raise UsageError(f"CHANGES are not JSON: {error}", hint=EXAMPLE) from None
     if not isinstance(wanted, dict):
         raise UsageError(f"CHANGES are not a JSON object: {changes}", hint=EXAMPLE)
-    console.print_json(control.conditions(_running(), {**({"clear": True} if clear else {}), **wanted}))
+    console.print_json(control.conditions(_running(), {"clear": True, **wanted} if clear else wanted))
 
 
-def _cluster(options: GlobalOptions, nodes: tuple[str, ...]) -> str | None:
-    """Return the cluster whose ranks are meant; None if no node is named by its rank (then no settings are
-    read)."""
+def _cluster(console: Console, nodes: tuple[str, ...]) -> str | None:
+    """Return the cluster whose ranks are meant; None if no node is named by its rank."""
     if not any(node.isdecimal() for node in nodes):
         return None
-    return named_cluster(options, {node["cluster"] for node in control.nodes(_running())})
+    return named_cluster(console.options, {node["cluster"] for node in control.nodes(_running())})
 
 
 def _running() -> Simulator:

@@ -8,7 +8,6 @@ from cloudddp.agent.protocol.stacks import RankStack, summary
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
 from cloudddp.cli.views.jobs import iso
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import CloudDDPError, q
 from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text
@@ -21,10 +20,8 @@ LONGEST_LINE = 300  # characters
 _POSITION = ("function", "file", "line", "inside", "error")  # keys, and fields of a rank's position
 
 
-def stacks(
-    console: Console, options: GlobalOptions, *, anyone: bool, job_id: str | None, as_json: bool
-) -> None:
-    session = start_session(console, options, anyone=anyone)
+def stacks(console: Console, *, job_id: str | None, as_json: bool) -> None:
+    session = start_session(console)
     with connected(session, partly=True) as (cluster, runner):
         record = status.find_job(runner, job_id)
         if record.setup:
@@ -40,13 +37,10 @@ def stacks(
     if as_json:
         console.print_json({**_json(record, ranks), "collectives": seen})
         return
-    for line in filter(None, (_sentence(record, ranks), *seen)):
-        console.print(line)
-    for node, listed in sorted(ranks.items()):
-        for rank in listed:
-            console.print(f"\nrank {rank.position.rank} on node {node}:")
-            for line in rank.text.splitlines():
-                console.print(f"  {one_line(line, LONGEST_LINE)}")
+    console.print("\n".join(filter(None, (_sentence(record, ranks), *seen))))
+    for node, rank in ((node, rank) for node, listed in sorted(ranks.items()) for rank in listed):
+        lines = (f"\n  {one_line(line, LONGEST_LINE)}" for line in rank.text.splitlines())
+        console.print(f"\nrank {rank.position.rank} on node {node}:{''.join(lines)}")
 
 
 def _nothing(record: JobRecord) -> CloudDDPError:
@@ -59,7 +53,7 @@ def _nothing(record: JobRecord) -> CloudDDPError:
 
 def _sentence(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> str:
     running = summary(rank.position for ranks in found.values() for rank in ranks)
-    return one_line("; ".join(part for part in (exited_text(record.exited), running) if part), 2000)
+    return one_line("; ".join(filter(None, (exited_text(record.exited), running))), 2000)
 
 
 def _json(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> dict[str, object]:
@@ -74,12 +68,8 @@ def _json(record: JobRecord, found: Mapping[int, tuple[RankStack, ...]]) -> dict
         for node, stacks in found.items()
         for one in stacks
     ]
-    return {
-        "job": record.id,
-        "summary": _sentence(record, found),
-        "exited": [
-            {"rank": one.rank, "node": one.node, "exit_code": 0, "ended": iso(one.ended)}
-            for one in record.exited
-        ],
-        "ranks": sorted(ranks, key=lambda one: str(one["rank"]).zfill(9)),
-    }
+    exited = [
+        {"rank": one.rank, "node": one.node, "exit_code": 0, "ended": iso(one.ended)} for one in record.exited
+    ]
+    ranks.sort(key=lambda one: str(one["rank"]).zfill(9))
+    return {"job": record.id, "summary": _sentence(record, found), "exited": exited, "ranks": ranks}

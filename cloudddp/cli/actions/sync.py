@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from cloudddp.cli.console import Console
 from cloudddp.cli.session import start_session
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.errors import UsageError, q
 from cloudddp.job import project_files, unsent
 from cloudddp.operations.node_connections import connected
 from cloudddp.operations.start_job import results_of, send_files
 
 
-def sync(
-    console: Console, options: GlobalOptions, *, anyone: bool, yes: bool, put_back: bool, job_id: str | None
-) -> None:
+def sync(console: Console, *, put_back: bool, job_id: str | None) -> None:
     if job_id is not None and not put_back:
-        raise UsageError(
-            "a job is for --results", hint=f"send its results: `cloudddp sync --results {q(job_id)}`"
-        )
-    console.yes = yes
-    session = start_session(console, options, anyone=anyone)
+        hint = f"send its results: `cloudddp sync --results {q(job_id)}`"
+        raise UsageError("a job is for --results", hint=hint)
+    session = start_session(console)
     results = results_of(session, put_back and (job_id or True))
     files = project_files.of_config(session.root, session.settings)
     for note in unsent.notes(files, session.settings):

@@ -14,18 +14,17 @@ from cloudddp.cli.session import start_session
 from cloudddp.cli.views import top as views
 from cloudddp.cli.views.jobs import iso
 from cloudddp.config import timing
-from cloudddp.config.command_line import GlobalOptions
 from cloudddp.formats import width_of
 from cloudddp.job.readings import CONNECTING, ClusterReadings
 
 REFRESH = 0.5  # seconds between two states of a terminal
 
 
-def top(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool, once: bool) -> None:
-    session = start_session(console, options, anyone=anyone)
-    cluster = session.cluster()
+def top(console: Console, *, as_json: bool, once: bool) -> None:
+    session = start_session(console)
+    cluster = session.account.cluster()
     # A question for a code would be in the middle of the table.
-    readings = ClusterReadings(cluster, session.settings.cluster, lambda: session.aws(finishing=True))
+    readings = ClusterReadings(cluster, session.settings.cluster, lambda: session.account.aws(finishing=True))
     live = sys.stdout.isatty() and os.environ.get("TERM") != "dumb" and not as_json and not once
     try:
         while not live and CONNECTING in readings.snapshot().states.values():
@@ -45,4 +44,4 @@ def top(console: Console, options: GlobalOptions, *, anyone: bool, as_json: bool
         if once or isinstance(interrupt, signals.Terminated):
             raise
         return
-    console.log(f"cluster {cluster.name} has no nodes any more")
+    console.log(f"cluster {cluster.name} no longer has nodes")

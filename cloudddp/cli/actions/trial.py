@@ -13,15 +13,15 @@ import platform
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
-from msgspec import structs
 
 from cloudddp import __version__, signals, timings
 from cloudddp.cli.actions.up import bring_up
@@ -32,7 +32,7 @@ from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
-from cloudddp.config.command_line import Flag, GlobalOptions
+from cloudddp.config.command_line import Flag
 from cloudddp.config.spec import connection_mode
 from cloudddp.errors import (
     CloudDDPError,
@@ -94,9 +94,7 @@ _BEFORE_LAUNCH = (UsageError, click.UsageError, NotConfirmed, click.Abort)  # Ab
 class Trial:
     """One trial, and what its report says about it."""
 
-    console: Console
-    options: GlobalOptions
-    flags: Sequence[Flag]
+    command: Console  # of `doctor`
     check: Callable[[Session], Sequence[Check]]  # of `doctor`
     began: float = field(default_factory=time.monotonic)
     phases: list[dict[str, Any]] = field(default_factory=list)  # as in the report; times in seconds
@@ -107,69 +105,63 @@ class Trial:
     suffix: str = field(default_factory=lambda: secrets.token_hex(3))
     report_folder: Path = field(default_factory=Path.cwd)
 
-    def run(self, *, yes: bool) -> None:
+    def run(self) -> None:
         """Make the checks of `doctor`, then the trial, and write the report, also about a failure.
 
-        Raises the error of the step that failed; Leftovers if the node may still be running; UsageError
-        before anything is called.
+        Raises the error of the step that failed; Leftovers if the node may still run; at first UsageError.
         """
-        if self.options.cluster or any(flag.key == "nodes" for flag in self.flags):
+        options = self.command.options
+        given = {flag.key for flag in options.flags}
+        if options.cluster or "nodes" in given:
             raise UsageError("a trial has one node in a cluster of its own", hint="leave out -n and -c")
         if not os.access(self.report_folder, os.W_OK):
-            raise UsageError(
-                f"the report cannot be written to {self.report_folder}", hint="change to another folder"
-            )
-        session = self._session()
-        self.console.options = session.options  # the commands in messages name the trial's cluster ...
-        if not self.options.timings:
+            what = f"the report cannot be written to {self.report_folder}"
+            raise UsageError(what, hint="change to another folder")
+        flags = (*(flag for flag in _CHEAP if flag.key not in given), *options.flags, _ONE)
+        own = replace(options, cluster=f"trial-{self.suffix}", flags=flags)
+        session = self._session(Console(own), given)  # the commands in its messages name the trial's cluster
+        if not options.timings:
             timings.enable()
         try:
             with self._phase("doctor"):
                 self._check_limit(session)
                 self._check(session)
-            self._use_node(session, yes=yes)
+            self._use_node(session)
         finally:
             if self.cluster is not None or not self._ended_by(_BEFORE_LAUNCH):
                 self._write(session)
-            if not self._ended_by(Leftovers):
-                self.console.options = self.options  # ... as long as it exists
-            if not self.options.timings:
+            if self._ended_by(Leftovers):
+                self.command.options = own  # the cluster may still exist
+            if not options.timings:
                 timings.finish()  # they are in the report
 
-    def _session(self) -> Session:
+    @staticmethod
+    def _session(console: Console, given: Collection[str]) -> Session:
         """Return the session of a cluster with one cheap node, whatever the configuration files say of it."""
-        given = {flag.key for flag in self.flags}
-        flags = [*(flag for flag in _CHEAP if flag.key not in given), *self.flags, _ONE]
-        session = start_session(
-            self.console, replace(self.options, cluster=f"trial-{self.suffix}"), flags=flags
-        )
+        session = start_session(console)
         others = {key: value for key, value in _OF_ANOTHER_TYPE.items() if key not in given}
-        spec = structs.replace(session.settings.cluster, **others)
+        spec = replace(session.settings.cluster, **others)
         if "max_hours" not in given:
-            spec = structs.replace(spec, max_hours=(ready_minutes(spec, 2) + _USE_MINUTES) / 60)
-        return replace(session, settings=structs.replace(session.settings, cluster=spec))
+            spec = replace(spec, max_hours=(ready_minutes(spec, 2) + _USE_MINUTES) / 60)
+        return replace(session, settings=replace(session.settings, cluster=spec))
 
     def _check(self, session: Session) -> None:
         try:
             self.checks = self.check(session)
         except ChecksFailed as failure:
             self.checks = failure.checks
-            failed = [one.name.rpartition(" ")[2] for one in failure.checks if one.status == "fail"]
-            if "quota" not in failed:  # its name may follow that of a region
+            if not any((check.name, check.status) == ("quota", "fail") for check in failure.checks):
                 raise
             words = ("doctor", "--trial", "-t", "t3.large", "--price", "0.09", "--allow-cpu")
-            raise CloudDDPError(
-                failure.message,
-                hint=f"without a GPU, which needs another quota: `cloudddp {q(*words)}`",
-            ) from None
+            again = f"without a GPU, which needs another quota: `cloudddp {q(*words)}`"
+            raise CloudDDPError(failure.message, hint=again) from None
 
     def _check_limit(self, session: Session) -> None:
-        """Raise UsageError if max_cost ends the trial before its node has to be ready: it would be paid for
-        nothing."""
+        """Raise UsageError if max_cost ends the trial before its node has to be ready."""
         for spec in session.settings.cluster.candidates:
             cost = 0.0
             with contextlib.suppress(CloudDDPError):  # without a price, the checks say why
-                cost = offers.price(session.clouds()[0], spec).hour * spec.max_hours
+                cost = offers.price(session.account.clouds()[0], spec).hour * spec.max_hours
             if spec.max_cost is not None and cost > spec.max_cost:
                 raise UsageError(
                     f"a trial of {spec.instance_type} takes up to {60 * spec.max_hours:.0f} minutes, to boot "
@@ -177,14 +169,13 @@ class Trial:
                     hint=f"give --max-cost {math.ceil(cost)}, or --max-hours",
                 )
 
-    def _use_node(self, session: Session, *, yes: bool) -> None:
+    def _use_node(self, session: Session) -> None:
         try:
             with self._phase("up"), signals.interruptible():
-                bring_up(session, yes=yes, on_ready=self._take)
+                bring_up(session, on_ready=partial(setattr, self, "cluster"))
             with self._phase("exec"), signals.interruptible(), connected(session) as (_, runner):
-                result = runner.run(
-                    0, CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0, until_exit=True)
-                )
+                command = CommandSpec(_VERSIONS, limit=10_000, total_timeout=60.0, until_exit=True)
+                result = runner.run(0, command)
                 self.node = versions(result.stdout)
                 if result.exit_code:
                     raise NodeError(f"node 0: a command that prints versions exited with {result.exit_code}")
@@ -194,11 +185,11 @@ class Trial:
         finally:
             if self.cluster is not None:
                 with self._phase("down"):
-                    report = take_down(replace(session, region=self.cluster.region), self.cluster.id)
-                self.console.log(lifecycle.down(report, self.cluster.name, simulated=self.options.sim))
-
-    def _take(self, cluster: Cluster) -> None:
-        self.cluster = cluster
+                    session.account.region = self.cluster.region
+                    aws = session.account.aws(finishing=True)
+                    report = take_down(session, aws, self.cluster.id)
+                shown = lifecycle.down(report, self.cluster.name, simulated=session.options.sim)
+                session.console.log(shown)
 
     @contextlib.contextmanager
     def _phase(self, name: str) -> Iterator[None]:
@@ -227,15 +218,13 @@ class Trial:
         try:
             path.with_suffix(".new").write_text(text)
             path.with_suffix(".new").replace(path)
+            session.console.log(f"the report, without ids and addresses: {path}")
         except OSError as error:
-            self.console.warn(f"cannot write {path}: {error.strerror}. The report:")
-            self.console.print(text)
-            return
-        self.console.log(f"the report, without ids and addresses: {path}")
+            session.console.warn(f"cannot write {path}: {error.strerror}. The report:")
+            session.console.print(text)
 
     def report(self, session: Session) -> dict[str, Any]:
-        """Return the report. All text in it is from lists of known words, or was matched against a
-        pattern."""
+        """Return the report. Its text is from lists of known words, or was matched against a pattern."""
         spec = session.settings.cluster
         spans = [span for span in timings.recorded() if span.began >= self.began]
         failed_in = next((phase["name"] for phase in self.phases if "error" in phase), None)
@@ -246,7 +235,7 @@ class Trial:
             "failed_in": failed_in,
             "left": self._ended_by(Leftovers),
             "date": f"{datetime.now(UTC):%Y-%m-%d}",
-            "simulated": bool(self.options.sim),
+            "simulated": bool(session.options.sim),
             "versions": {
                 "cloudddp": __version__,
                 "python": platform.python_version(),
@@ -254,13 +243,13 @@ class Trial:
                 **{name: metadata.version(name) for name in _PACKAGES},
             },
             "cluster": {
-                "region": self.cluster.region if self.cluster else session.clouds()[0].region,
+                "region": self.cluster.region if self.cluster else session.account.clouds()[0].region,
                 "type": spec.instance_type,
                 "spot": spec.spot,
                 "image": spec.image if spec.image.startswith("/aws/service/") else "own",
                 "connect": connection_mode(spec),
             },
-            "checks": {check.name: check.status for check in self.checks},
+            "checks": {check.title: check.status for check in self.checks},
             "node": dict(self.node),
             "phases": self.phases,
             "aws_calls": [

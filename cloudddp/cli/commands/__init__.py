@@ -1,2 +1,1 @@
-"""The verbs as click commands: names, options and help. They import click and name their functions in
-actions/."""
+"""The verbs as click commands: names, options, help, and the names of their functions in actions/."""

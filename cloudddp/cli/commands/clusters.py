@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite, flag, option
-from cloudddp.cli.lazy_commands import Verb
+from cloudddp.cli.commands.options import ANYONE, CLUSTER_SETTINGS, DRY_RUN, JSON, YES, Finite, flag
+from cloudddp.cli.lazy_commands import Option, Verb
 
 # Lengths of capacity blocks: 1 to 14 days, then whole weeks up to 26 (EC2 User Guide, "Capacity Blocks for
 # ML").
@@ -73,11 +73,11 @@ capacity = Verb(
     "capacity:capacity",
     params=[
         *(one for one in CLUSTER_SETTINGS if one.key in ("nodes", "instance_type", "regions")),
-        option(
+        Option(
             "--days",
             "D",
             "Days of a capacity block: 1 to 14, or whole weeks up to 182. [default: 1]",
-            type=click.Choice(BLOCK_DAYS),
+            click.Choice(BLOCK_DAYS),
             default="1",
         ),
         JSON,
@@ -148,13 +148,13 @@ ls = Verb(
 extend = Verb(
     "extend:extend",
     params=[
-        option("--hours", "H", "H hours after the current deadline.", type=Finite(0, 336, min_open=True)),
-        option("--until", "TIME", "18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."),
-        option(
+        Option("--hours", "H", "H hours after the current deadline.", Finite(0, 336, min_open=True)),
+        Option("--until", "TIME", "18:00 (today), 2026-12-01T08:00 (local) or 2026-12-01T08:00Z."),
+        Option(
             "--max-cost",
             "USD",
             "The time at which the whole cluster will have cost that much.",
-            type=Finite(0, min_open=True),
+            Finite(0, min_open=True),
         ),
         ANYONE,
         YES,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from cloudddp.cli.commands.options import CLUSTER_SETTINGS, JOB_PARAMETERS, flag, option, variables
-from cloudddp.cli.lazy_commands import LazyGroup, SettingOption, listed
+from cloudddp.cli.commands.options import CLUSTER_SETTINGS, JOB_PARAMETERS, flag, variables
+from cloudddp.cli.lazy_commands import LazyGroup, Option, SettingOption, listed
 from cloudddp.cli.misplaced_options import JobVerb
 
 _SAVE = "Minutes before the time limit at which ranks get SIGTERM, to save a snapshot and exit."
@@ -25,48 +25,48 @@ slurm = JobVerb(
         flag("-m module", "SCRIPT is a module, as in `python -m`."),
         next(one for one in CLUSTER_SETTINGS if one.key == "nodes"),
         *SETTINGS,
-        option(
+        Option(
             "--gpus-per-node",
             "G",
             "GPUs of each node: a number, or a type and a number such as a100:4; 0 for none.  "
             "[default: one per rank]",
         ),
-        option(
+        Option(
             "--cpus-per-task",
             "C",
             "CPUs of each node, for all its ranks. Without it the job gets whole nodes (--exclusive).",
-            type=click.IntRange(1, 4096),
+            click.IntRange(1, 4096),
         ),
-        option("--mem", "AMOUNT", "Memory of each node, such as 64G. Default with whole nodes: all of it."),
-        option("--time", "LIMIT", "Time limit, such as 2-12:00:00. Default: that of the partition."),
-        option("--partition", "NAME", "Partition, or several with commas."),
-        option("--account", "NAME", "Account that the job is charged to."),
-        option("--job-name", "NAME", "Name of the job. Default: that of the script."),
-        option(
+        Option("--mem", "AMOUNT", "Memory of each node, such as 64G. Default with whole nodes: all of it."),
+        Option("--time", "LIMIT", "Time limit, such as 2-12:00:00. Default: that of the partition."),
+        Option("--partition", "NAME", "Partition, or several with commas."),
+        Option("--account", "NAME", "Account that the job is charged to."),
+        Option("--job-name", "NAME", "Name of the job. Default: that of the script."),
+        Option(
             "--max-requeues",
             "N",  # slurm.MAX_REQUEUES, not imported here
             "How often the job is requeued at most, after a time limit or a lost node.  [default: 10]",
-            type=click.IntRange(0, 1000),
+            click.IntRange(0, 1000),
             default=10,
         ),
-        option(
+        Option(
             "--setup setup",
             "COMMAND",
             "Run this in the script's shell before the ranks start: 'module load cuda', '. "
             ".venv/bin/activate'.",
             multiple=True,
         ),
-        option(
+        Option(
             "--sbatch extra",
             "OPTION",
             "One more option of sbatch, such as --qos=high or --constraint=a100.",
             multiple=True,
         ),
-        option(
+        Option(
             "-o --output",
             "FILE",
             "Write the script to this file. Default: stdout.",
-            type=click.Path(dir_okay=False),
+            click.Path(dir_okay=False),
         ),
         *variables("where the job is submitted", " The script has their values."),
         *(one for one in JOB_PARAMETERS if isinstance(one, click.Argument)),

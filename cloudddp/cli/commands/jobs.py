@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import click
 
@@ -20,9 +18,8 @@ from cloudddp.cli.commands.options import (
     YES,
     Finite,
     flag,
-    option,
 )
-from cloudddp.cli.lazy_commands import RareOption, Verb, completes
+from cloudddp.cli.lazy_commands import Option, Verb, completes
 from cloudddp.cli.misplaced_options import JobVerb
 
 launch = JobVerb(
@@ -30,16 +27,16 @@ launch = JobVerb(
     params=[
         flag("-d --detach", "Start the job and return; `cloudddp logs -f` follows it."),
         flag(
-            "--down ends",
+            "--down",
             "With -d: the nodes terminate by themselves after the job, however it ends, also if it is "
             "not started.",
         ),
-        option(
+        Option(
             "--keep",
             "MIN",
             "With --down or on_stall = down: minutes for a `cloudddp pull` until the nodes terminate.  "
             "[default: 30]",
-            type=Finite(0, 10_000),
+            Finite(0, 10_000),
         ),
         ANYONE,
         DRY_RUN,
@@ -71,9 +68,6 @@ class _Run(JobVerb):
         ctx.params["job_id"] = job_id if is_given else None
         return rest
 
-    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().arguments(params), "job_id": params.get("job_id")}
-
 
 run = _Run(
     "run:run",
@@ -86,19 +80,20 @@ run = _Run(
             "job.results_s3, or after --keep minutes.",
         ),
         flag("--discard", "Terminate the nodes even if they hold files that were not pulled."),
-        option(
+        Option(
             "--keep keep_files",
             "MIN",
             "Minutes for which nodes stay that hold files that were not pulled. [default: 60]",
-            type=Finite(1, 10_000),
+            Finite(1, 10_000),
             default=60.0,
         ),
         flag("--results put_back", "Put results back: `sync --results [JOB]`."),
-        RareOption(
-            ["--keep-on-failure", "keep"],
-            type=Finite(1, 10_000),
-            metavar="MIN",
-            help="After a job that has failed: minutes without a use until its nodes end.",
+        Option(
+            "--keep-on-failure keep",
+            "MIN",
+            "After a job that has failed: minutes without a use until its nodes end.",
+            Finite(1, 10_000),
+            rare=True,
         ),
         *JOB_PARAMETERS,
     ],
@@ -121,17 +116,17 @@ logs = Verb(
         ANYONE,
         JOB,
         flag("-f --follow", "Follow until the job ends, and exit with the job's exit code."),
-        option("--rank only", "R,...", "Show only these ranks, such as 3,8-15.", multiple=True),
-        option(
+        Option("--rank only", "R,...", "Show only these ranks, such as 3,8-15.", multiple=True),
+        Option(
             "--node nodes",
             "N,...",
             "Show only the ranks of these nodes.",
             multiple=True,
             shell_complete=completes("nodes"),
         ),
-        option("--since", "TIME", "Show what was written in the last 90s, 5m, 2h or 1d."),
-        option("--tail", "N", "Show the last N lines of each rank (with --grep: that match)."),
-        option("--grep", "RE", "Show only lines in which this regular expression is found."),
+        Option("--since", "TIME", "Show what was written in the last 90s, 5m, 2h or 1d."),
+        Option("--tail", "N", "Show the last N lines of each rank (with --grep: that match)."),
+        Option("--grep", "RE", "Show only lines in which this regular expression is found."),
         flag("--json as_json", "Print a JSON object per line: node, rank, line."),
         flag("--raw", "Print terminal escapes as they are. They can change the terminal."),
     ],
@@ -215,9 +210,6 @@ class _Resume(Verb):
         ctx.params["more"] = tuple(args[end + 1 :])
         return rest
 
-    def arguments(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        return {**super().arguments(params), "more": params.get("more", ())}
-
 
 resume = _Resume(
     "resume:resume",
@@ -225,11 +217,11 @@ resume = _Resume(
         JOB,
         flag("-d --detach", "Start the job and return."),
         YES,
-        option(
+        Option(
             "--replace replaced",
             "NODE",
             "Also replace this node, which EC2 says runs: it is terminated first.",
-            type=int,
+            int,
             multiple=True,
             shell_complete=completes("nodes"),
         ),
@@ -255,11 +247,11 @@ watch = Verb(
     "resume:watch",
     params=[
         JOB,
-        option(
+        Option(
             "--times",
             "N",
             "How often the job is resumed at most. [default: 10]",
-            type=click.IntRange(1, 1000),
+            click.IntRange(1, 1000),
             default=10,
         ),
         *RESUME_SETTINGS,

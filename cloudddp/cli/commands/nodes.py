@@ -7,22 +7,22 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.commands.options import ANYONE, JOB, JSON, flag, option
-from cloudddp.cli.lazy_commands import Verb, completes
+from cloudddp.cli.commands.options import ANYONE, JOB, JSON, flag, yes
+from cloudddp.cli.lazy_commands import Option, Verb, completes
 
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
 def _node(text: str, **more: Any) -> click.Option:
     complete = completes("nodes")
-    return option("--node", "K", text, type=int, shell_complete=complete, **more)
+    return Option("--node", "K", text, int, shell_complete=complete, **more)
 
 
 init = Verb(
     "init:init",
     params=[
         click.Argument(["folder"], required=False, type=_FOLDER),
-        option(
+        Option(
             "--example",
             "[classic|exact|trainer]",
             "Copy an example project, too: a script as in PyTorch's tutorials (classic, the default), "
@@ -49,7 +49,7 @@ sync = Verb(
     "sync:sync",
     params=[
         ANYONE,
-        flag("-y --yes", "Do not ask for confirmation.", envvar="CLOUDDDP_YES"),
+        yes("Do not ask for confirmation."),
         flag("--results put_back", "Also put pulled results back: those of JOB, or the newest."),
         JOB,
     ],
@@ -98,7 +98,7 @@ pull = Verb(
     params=[
         ANYONE,
         click.Argument(["paths"], nargs=-1),
-        option(
+        Option(
             "--job job_id",
             "JOB",
             "Job whose results to pull (default: the newest).",
@@ -106,7 +106,7 @@ pull = Verb(
         ),
         _node("Pull from this node (default: the node that ran rank 0)."),
         flag("--all-nodes", "Pull from every node: those without rank 0 into nodeN."),
-        option("--to", None, "Destination folder (default: results/JOB).", type=_FOLDER),
+        Option("--to", None, "Destination folder (default: results/JOB).", _FOLDER),
     ],
     help="""Copy results from the nodes to this computer.
 
@@ -220,11 +220,7 @@ forward = Verb(
 
 tensorboard = Verb(
     "forward:tensorboard",
-    params=[
-        ANYONE,
-        flag("--open browse", "Open it in the browser."),
-        JOB,
-    ],
+    params=[ANYONE, flag("--open browse", "Open it in the browser."), JOB],
     help="""Run TensorBoard on the node of rank 0, and forward it.
 
     That of JOB, or of the newest job. Until Ctrl-C, or until the connection breaks. It shows the event files

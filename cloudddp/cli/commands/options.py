@@ -7,17 +7,11 @@ from typing import Any
 
 import click
 
-from cloudddp.cli.lazy_commands import SettingOption, completes
+from cloudddp.cli.lazy_commands import Option, SettingOption, completes, global_option
 
 
-def option(names: str, metavar: str | None, text: str, **settings: Any) -> click.Option:
-    """Return an option of these names; the last one may be that of the parameter. `text`: its help."""
-    return click.Option(names.split(), metavar=metavar, help=text, **settings)
-
-
-def flag(names: str, text: str, **settings: Any) -> click.Option:
-    """Return an option without a value, as `option` does."""
-    return click.Option(names.split(), is_flag=True, help=text, **settings)
+def flag(names: str, text: str) -> Option:
+    return Option(names, None, text, is_flag=True)
 
 
 class Finite(click.FloatRange):
@@ -30,10 +24,14 @@ class Finite(click.FloatRange):
         return number
 
 
+def yes(text: str) -> click.Option:
+    return global_option("-y --yes", text, envvar="CLOUDDDP_YES")
+
+
+YES = yes("Do not ask for confirmation. With --sim, nothing is asked.")
 JOB = click.Argument(["job_id"], metavar="[JOB]", required=False, shell_complete=completes("jobs"))
 JSON = flag("--json as_json", "Print JSON, with stable keys.")
-YES = flag("-y --yes", "Do not ask for confirmation. With --sim, nothing is asked.", envvar="CLOUDDDP_YES")
-ANYONE = flag("--anyone", "Also act on a cluster that another user created.")
+ANYONE = global_option("--anyone", "Also act on a cluster that another user created.")
 DRY_RUN = flag(
     "--dry-run", "Print every AWS call and every command on the nodes; call nothing. Needs no account."
 )
@@ -85,14 +83,13 @@ NODES_MIN = SettingOption("job", "nodes_min", "--nodes-min", metavar="M", rare=T
 
 
 def variables(where: str, more: str = "") -> list[click.Option]:
-    """Return the options for variables of the ranks. `where` one without a value comes from; `more` about
-    files."""
+    """Return the options for variables of ranks. `where` one without a value is; `more` about files."""
     text = f"Set an environment variable in every rank; without VALUE to what it is {where}."
     files = f"Set the variables of a file of NAME=VALUE lines (dotenv) in every rank.{more}"
     complete = completes("files")
     return [
-        option("--env -e variables", "NAME[=VALUE]", text, multiple=True),
-        option("--env-file env_files", "FILE", files, multiple=True, shell_complete=complete),
+        global_option("--env -e variables", text, "NAME[=VALUE]", multiple=True),
+        global_option("--env-file env_files", files, "FILE", multiple=True, shell_complete=complete),
     ]
 
 

@@ -1,5 +1,4 @@
-"""The verbs on the simulator: `cloudddp sim
-start|stop|status|env|shell|exec|session|fault|interrupt|maintenance|conditions`."""
+"""The verbs on the simulator: `cloudddp sim start`, `stop` and so on."""
 
 from __future__ import annotations
 
@@ -7,8 +6,8 @@ from functools import partial
 
 import click
 
-from cloudddp.cli.commands.options import JSON, Finite, flag, option
-from cloudddp.cli.lazy_commands import LazyGroup, Verb, listed
+from cloudddp.cli.commands.options import JSON, Finite, flag
+from cloudddp.cli.lazy_commands import LazyGroup, Option, Verb, listed
 
 # Of what AWS schedules for an instance.
 _CODES = ("instance-reboot", "system-reboot", "system-maintenance", "instance-retirement", "instance-stop")
@@ -17,45 +16,41 @@ _Own = partial(Verb, only_own_options=True)  # no cluster is chosen
 
 
 def _seconds(name: str, text: str) -> click.Option:
-    return option(f"--{name}-seconds", "S", text, type=Finite(0, 600))
+    return Option(f"--{name}-seconds", "S", text, Finite(0, 600))
 
 
 start = _Own(
     "simulator:start",
     params=[
-        option(
-            "--port",
-            "PORT",
-            "Port of the endpoint (0: any free one).",
-            type=click.IntRange(0, 65535),
-            default=0,
+        Option(
+            "--port", "PORT", "Port of the endpoint (0: any free one).", click.IntRange(0, 65535), default=0
         ),
-        option(
+        Option(
             "--nodes",
             None,
             "Nodes as separate hosts (namespace), as such hosts with systemd and cloud-init (machine; "
             "root only), or as processes of this computer; auto: namespace if possible.",
-            type=click.Choice(["auto", "namespace", "machine", "process"]),
+            click.Choice(["auto", "namespace", "machine", "process"]),
             default="auto",
         ),
-        option(
+        Option(
             "--interface interfaces",
             "NAME",
             "Name of the nodes' network interface (default: ens5). If repeated, the nodes take the "
             "names in turn.",
             multiple=True,
         ),
-        option(
+        Option(
             "--policy",
             "FILE",
             "IAM policy (JSON) of the user that this simulator's key belongs to, instead of full access.",
-            type=click.Path(dir_okay=False),
+            click.Path(dir_okay=False),
         ),
-        option(
+        Option(
             "--scp",
             "FILE",
             "Service control policy (JSON) of the account's organization; it limits every user.",
-            type=click.Path(dir_okay=False),
+            click.Path(dir_okay=False),
         ),
         _seconds("pending", "Minimum time in state pending."),
         _seconds("booting", "Time from state running until SSH answers."),
@@ -140,14 +135,9 @@ exec_ = _Own(
 session = _Own(
     "simulator:session",
     params=[
-        option("--target", "ID", "Instance id of the node.", required=True),
-        option(
-            "--port",
-            "PORT",
-            "Port of the node.",
-            type=click.IntRange(1, 65535),
-            default=22,
-            show_default=True,
+        Option("--target", "ID", "Instance id of the node.", required=True),
+        Option(
+            "--port", "PORT", "Port of the node.", click.IntRange(1, 65535), default=22, show_default=True
         ),
     ],
     help="""Connect to a port of a node, as Session Manager does.
@@ -192,9 +182,7 @@ interrupt = Verb(
     "simulator:interrupt",
     params=[
         click.Argument(["node"]),
-        option(
-            "--seconds", "S", "Length of the notice.", type=Finite(0, 600), default=120.0, show_default=True
-        ),
+        Option("--seconds", "S", "Length of the notice.", Finite(0, 600), default=120.0, show_default=True),
     ],
     help="""Interrupt a spot node, after EC2's notice.
 
@@ -210,17 +198,15 @@ maintenance = Verb(
     "simulator:maintenance",
     params=[
         click.Argument(["node"]),
-        option(
+        Option(
             "--code",
             "KIND",
             f"What will happen: {', '.join(_CODES)}.",
-            type=click.Choice(_CODES),
+            click.Choice(_CODES),
             default="instance-reboot",
             show_default=True,
         ),
-        option(
-            "--seconds", "S", "Time until it begins.", type=Finite(0, 600), default=600.0, show_default=True
-        ),
+        Option("--seconds", "S", "Time until it begins.", Finite(0, 600), default=600.0, show_default=True),
     ],
     help="""Schedule maintenance of a node, as AWS does.
 

@@ -15,17 +15,17 @@ def place(found: Place) -> str:
     lines = [f"{found.type} in {found.region}"]
     if (needed := found.vcpus_needed) is not None:
         lines.append(f"on demand  {dollars(found.usd_per_hour)} per node-hour")
-        for one in found.quotas:
-            few = "" if one.vcpus - one.in_use >= needed else ": too few"
-            used = f"{needed} vCPUs needed, {one.in_use} of {one.vcpus} in use"
-            lines.append(f"quota      {one.market}: {used}{few}")
+        for quota in found.quotas:
+            few = "" if quota.vcpus - quota.in_use >= needed else ": too few"
+            used = f"{needed} vCPUs needed, {quota.in_use} of {quota.vcpus} in use"
+            lines.append(f"quota      {quota.market}: {used}{few}")
         zones = [
             (
-                one.zone,
-                dollars(one.spot_usd_per_hour) if one.spot_usd_per_hour else "-",
-                str(one.spot_score or "-"),
+                zone.zone,
+                dollars(zone.spot_usd_per_hour) if zone.spot_usd_per_hour else "-",
+                str(zone.spot_score or "-"),
             )
-            for one in found.zones
+            for zone in found.zones
         ]
         lines += table(("ZONE", "SPOT/H", "SPOT SCORE (OF 10, LOW FOR A SINGLE TYPE)"), zones).split("\n")
         lines += _blocks(found)
@@ -38,8 +38,14 @@ def _blocks(found: Place) -> list[str]:
         kind = "type" if found.blocks is None else "length"
         return [] if "blocks" in found.problems else [f"no capacity block of this {kind} is for sale"]
     rows = [
-        (one.id, one.zone, f"{one.starts:%Y-%m-%d %H:%M}", f"{one.usd:,.2f}", f"{one.usd_per_hour:.2f}")
-        for one in found.blocks
+        (
+            block.id,
+            block.zone,
+            f"{block.starts:%Y-%m-%d %H:%M}",
+            f"{block.usd:,.2f}",
+            f"{block.usd_per_hour:.2f}",
+        )
+        for block in found.blocks
     ]
     command = textwrap.wrap(found.blocks[0].purchase, _WIDTH, break_on_hyphens=False)
     return [

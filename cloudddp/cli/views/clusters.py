@@ -7,11 +7,11 @@ from typing import Any
 
 from cloudddp.aws.inventory import Instance
 from cloudddp.cluster import nodes_end
-from cloudddp.cluster.lookup import Ownership, Remains
+from cloudddp.cluster.lookup import OrphanedResources, Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.prices import Cost
 from cloudddp.errors import Message, inert, q
-from cloudddp.formats import counted, dollars, table
+from cloudddp.formats import dollars, plural, table
 
 UNKNOWN_OWNER = "an unknown owner"
 
@@ -21,10 +21,8 @@ def cluster(found: Cluster, ownership: Ownership) -> str:
     if not ownership.owns(found):
         head += f" (not yours; {ownership.caller})"
     if found.missing:
-        head += (
-            f"\n  warning: {counted(found.missing, 'node')} of it "
-            f"{'has' if found.missing == 1 else 'have'} ended"
-        )
+        has = "has" if found.missing == 1 else "have"
+        head += f"\n  warning: {plural(found.missing, 'node')} of it {has} ended"
     if found.live:
         head += f"\n  {spending(found)}"
         if unused := nodes_end.of(found).unused:
@@ -79,15 +77,12 @@ def clusters_table(found: list[Cluster]) -> str:
     return table(header, rows, redundant=redundant, elastic=("OWNER",), spare=("ID",))
 
 
-def remains_text(found: Remains) -> str:
+def remains_text(found: OrphanedResources) -> str:
     """Return one line for what is left of a cluster without nodes, and what removes it."""
-    kinds = [one.kind for one in found.resources]
-    listed = ", ".join(counted(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
-    who = (
-        f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of "
-        f"{found.tags.owner or UNKNOWN_OWNER}"
-    )
-    who = inert(who)
+    kinds = [resource.kind for resource in found.resources]
+    listed = ", ".join(plural(kinds.count(kind), kind) for kind in dict.fromkeys(kinds))
+    of = found.tags.owner or UNKNOWN_OWNER
+    who = inert(f"cluster {found.name} ({found.id or 'no id'}) in {found.region} of {of}")
     if found.being_created:
         return f"{who} is being created on this computer; it has no nodes yet"
     price = f", costing ${found.hour:.3f} an hour" if found.hour else ""
@@ -97,7 +92,7 @@ def remains_text(found: Remains) -> str:
     )
 
 
-def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
+def remains_json(found: OrphanedResources, ownership: Ownership) -> dict[str, Any]:
     """Return the same keys as `cluster_json`, and `left`."""
     tags = found.tags
     return {
@@ -112,12 +107,13 @@ def remains_json(found: Remains, ownership: Ownership) -> dict[str, Any]:
         "ends_after_job_minutes": None,
         "idle_minutes": None,
         "usd_per_hour": round(found.hour, 4),
+        "usd_per_hour_is_at_most": False,
         "usd_so_far": None,
         "usd_so_far_is_at_most": False,
         "credentials_end": None,
         "nodes": [],
         "ended": [],
-        "left": [{"kind": one.kind, "id": one.id} for one in found.resources],
+        "left": [{"kind": resource.kind, "id": resource.id} for resource in found.resources],
     }
 
 

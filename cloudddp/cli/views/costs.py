@@ -27,10 +27,9 @@ def costs_text(found: Sequence[ClusterCost]) -> str:
 
 
 def _sum(members: Sequence[ClusterCost]) -> str:
-    known = [one.usd for one in members if one.usd is not None]
-    if not known:
+    if not (known := [member.usd for member in members if member.usd is not None]):
         return "unknown"
-    most = "at most " if any(one.usd_is_at_most for one in members) else ""
+    most = "at most " if any(member.usd_is_at_most for member in members) else ""
     unknown = len(members) - len(known)
     more = f" and {unknown} unknown" if unknown else ""
     return f"{most}${sum(known):.2f}{more}"

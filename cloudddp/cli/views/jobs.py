@@ -10,10 +10,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cloudddp.agent.protocol.copies import Copied, CopyPhase
-from cloudddp.agent.protocol.progress import LeftStall, Straggler, TrainingStatus, current_stragglers
+from cloudddp.agent.protocol.progress import Straggler, ToleratedStall, TrainingStatus, current_stragglers
 from cloudddp.cluster.nodes_end import NodesEnd
 from cloudddp.errors import Message, inert, q
-from cloudddp.formats import counted, duration, table, width_of
+from cloudddp.formats import duration, plural, table, width_of
 from cloudddp.job.status import JobRecord
 from cloudddp.text import node_list, one_line, size_of
 
@@ -46,13 +46,12 @@ def jobs_table(known: Sequence[JobRecord]) -> str:
 def state_text(record: JobRecord) -> str:
     if record.setup and record.status.ended:
         return f"{record.status} in setup"
-    restarts = f", {counted(record.restarts, 'restart')}" if record.restarts else ""
+    restarts = f", {plural(record.restarts, 'restart')}" if record.restarts else ""
     return record.status + (", stalled" if record.stalled else "") + restarts
 
 
 def ending(known: Sequence[JobRecord], end: NodesEnd) -> str:
-    """Return when the nodes end because of a job, as a sentence, or ''. `end`: as far as this computer
-    knows."""
+    """Return when the nodes end because of a job, or ''. `end`: as far as this computer knows."""
     for record in reversed(known):
         grace = record.poweroff if record.grace is None and not record.status.ended else record.grace
         if grace is not None:
@@ -62,16 +61,15 @@ def ending(known: Sequence[JobRecord], end: NodesEnd) -> str:
 
 
 def troubles(known: Sequence[JobRecord]) -> list[str]:
-    """Return what is wrong with jobs that run, as sentences with the next command: stragglers, and stalls
-    that were left alone; and why the newest one has failed."""
+    """Return sentences about stragglers and stalls of jobs that run, and why the newest one has failed."""
     found: list[str] = []
     for record in known:
         if record.stalled is not None:
             found.append(stalled(record.id, record.stalled))
         if not record.status.ended:
-            for one in current_stragglers(record.stragglers):
-                length = duration(time.time() - one.since)
-                found.append(f"job {record.id}: {one.text} on node {one.node}, for {length}")
+            for straggler in current_stragglers(record.stragglers):
+                length = duration(time.time() - straggler.since)
+                found.append(f"job {record.id}: {straggler.text} on node {straggler.node}, for {length}")
     if known and known[-1].cause:
         found.append(f"job {known[-1].id} {known[-1].status}: {known[-1].cause}")
     if known and known[-1].rebooted:
@@ -88,7 +86,7 @@ def after_reboot(job_id: str, nodes: Sequence[int]) -> str:
     )
 
 
-def stalled(job_id: str, stall: LeftStall) -> str:
+def stalled(job_id: str, stall: ToleratedStall) -> str:
     """Return since when a job does nothing, and where its ranks are."""
     length = duration(time.time() - stall.since)
     return Message(
@@ -111,14 +109,12 @@ def copied_text(copied: Copied) -> str:
     if copied.phase is CopyPhase.COPYING:
         of = f"{copied.files} of {copied.expected} files" if copied.expected else "results"
         return f"copying {of} to {url}"
-    what = f"{counted(copied.files, 'file')}, {size_of(copied.size)}, copied to {url}"
+    what = f"{plural(copied.files, 'file')}, {size_of(copied.size)}, copied to {url}"
     if copied.phase is CopyPhase.COMPLETE:
         return what
     why = copied.error or "; ".join(copied.notes)
-    return (
-        f"not all results were copied: {copied.files} of {copied.expected} files to {url}: "
-        f"{one_line(why, 500)}"
-    )
+    of = f"{copied.files} of {copied.expected} files to {url}"
+    return f"not all results were copied: {of}: {one_line(why, 500)}"
 
 
 def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
@@ -126,9 +122,11 @@ def jobs_json(known: Sequence[JobRecord]) -> list[dict[str, Any]]:
 
 
 def _training(record: JobRecord, *, narrow: bool) -> str:
-    """Return the progress of the training, and the ranks that are slow; for a running job also the age of an
-    old report: the job may hang."""
-    slow = [f"rank {one.rank} ({one.ratio:.1f} x)" for one in current_stragglers(record.stragglers)]
+    """Return the progress of the training, the age of an old report, and the ranks that are slow."""
+    slow = [
+        f"rank {straggler.rank} ({straggler.ratio:.1f} x)"
+        for straggler in current_stragglers(record.stragglers)
+    ]
     behind = f"straggler{'s' * (len(slow) > 1)}: {', '.join(slow)}" if slow else ""
     return "; ".join(part for part in (_progress(record, narrow=narrow), behind) if part) or "-"
 
@@ -153,6 +151,7 @@ def _short(training: TrainingStatus) -> str:
 
 
 def _job_json(record: JobRecord) -> dict[str, Any]:
+    stall, training = record.stall, record.training
     return {
         "id": record.id,
         "state": record.status,
@@ -162,12 +161,12 @@ def _job_json(record: JobRecord) -> dict[str, Any]:
         "ended": iso(record.ended),
         "nodes": list(record.nodes),
         "rank_zero_node": record.rank_zero,
-        "training": _training_json(record.training),
+        "training": training and _training_json(training),
         "nodes_end": None if record.grace is None else iso(time.time() - record.unused + record.grace),
         "nodes_end_after_seconds": record.poweroff,
         "resumed_from": record.resumed_from or None,
-        "stragglers": [_straggler_json(one) for one in record.stragglers],
-        "stall": _stall_json(record.stall),
+        "stragglers": [_straggler_json(straggler) for straggler in record.stragglers],
+        "stall": stall and {"since": iso(stall.since), "until": iso(stall.until), "detail": stall.detail},
         "setup": record.setup,
         "restarts": record.restarts,
         "cause": record.cause or None,
@@ -202,17 +201,9 @@ def _straggler_json(one: Straggler) -> dict[str, Any]:
     }
 
 
-def _stall_json(stall: LeftStall | None) -> dict[str, Any] | None:
-    if stall is None:
-        return None
-    return {"since": iso(stall.since), "until": iso(stall.until), "detail": stall.detail}
-
-
-def _training_json(training: TrainingStatus | None) -> dict[str, Any] | None:
-    if training is None:
-        return None
+def _training_json(training: TrainingStatus) -> dict[str, Any]:
     return {
-        "state": None if training.state is None else training.state.value,
+        "state": training.state and training.state.value,
         "step": training.step,
         "steps": training.steps,
         "best_accuracy": training.best_accuracy,

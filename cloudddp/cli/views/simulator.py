@@ -44,14 +44,8 @@ def _row(node: Node, nodes: list[Node]) -> tuple[str, ...]:
     names = (str(node[key] or "-") for key in ("instance_id", "state", "private_ip", "public_ip"))
     faults = [_fault(fault, node, nodes) for fault in node["faults"]]
     faults += [f"interrupted at {node['interruption']}"] if node["interruption"] else []
-    return (
-        node["cluster"] or "-",
-        rank,
-        *names,
-        str(len(node["processes"])),
-        node["deadline"] or "-",
-        ", ".join(faults) or "-",
-    )
+    more = (str(len(node["processes"])), node["deadline"] or "-", ", ".join(faults) or "-")
+    return (node["cluster"] or "-", rank, *names, *more)
 
 
 def _fault(fault: str, node: Node, nodes: list[Node]) -> str:

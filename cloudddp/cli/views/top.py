@@ -13,7 +13,7 @@ from cloudddp.agent.protocol.readings import GpuReading, RankReading
 from cloudddp.cli.views.clusters import spending
 from cloudddp.cli.views.jobs import iso, jobs_json, state_text
 from cloudddp.formats import cut, duration, table
-from cloudddp.job.readings import READY, NodeReadings, Snapshot
+from cloudddp.job.readings import READY, LatestReadings, NodeReadings
 from cloudddp.text import node_list, one_line
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -23,7 +23,7 @@ HEADER = "NODE RANK GPU TREND MEM-GIB MEM-USE TEMP POWER CORES STEP S/STEP SLOW"
 _SPARE = "MEM-USE TEMP POWER TREND MEM-GIB CORES".split()  # left out first where the terminal is too narrow
 
 
-def lines(view: Snapshot, width: int = 0) -> list[str]:
+def lines(view: LatestReadings, width: int = 0) -> list[str]:
     """Return what is shown on a terminal of so many columns (0: on none)."""
     rows = sorted(_rows(view), key=lambda row: -row[0])  # a terminal may not have room for all
     text = table(HEADER, [cells for _, cells in rows], spare=_SPARE, width=width)
@@ -31,7 +31,7 @@ def lines(view: Snapshot, width: int = 0) -> list[str]:
     return [cut(line, width) for line in found] if width else found
 
 
-def _head(view: Snapshot) -> Iterator[str]:
+def _head(view: LatestReadings) -> Iterator[str]:
     yield f"{view.cluster.name}: {spending(view.cluster)}"
     for state in dict.fromkeys(view.states.values()):
         nodes = [node for node, one in view.states.items() if one == state]
@@ -53,16 +53,23 @@ def _head(view: Snapshot) -> Iterator[str]:
         yield f"rank 0: {view.line}"
 
 
-def _rows(view: Snapshot) -> Iterator[tuple[float, list[str]]]:
-    """Yield a row for each rank and the GPU at the same place, of the nodes that are ready, and one for a
-    node without both; each with how many times the median step a step takes, 0 if the rank is no
-    straggler."""
+def _rows(view: LatestReadings) -> Iterator[tuple[float, list[str]]]:
+    """Yield a row for each rank and the GPU at the same place of ready nodes, and one for a node without
+    both; each with how many times the median step a step takes, 0 for no straggler."""
     job = view.job
-    slow = {one.rank: one.ratio for one in current_stragglers(job.stragglers)} if job is not None else {}
+    slow = (
+        {straggler.rank: straggler.ratio for straggler in current_stragglers(job.stragglers)}
+        if job is not None
+        else {}
+    )
     for node, known in view.ready.items():
         newest = known.readings[-1]
         for at, (gpu, rank) in enumerate([*zip_longest(newest.gpus, newest.ranks)] or [(None, None)]):
-            loads = [(one.at, its.utilization) for one in known.readings for its in one.gpus[at : at + 1]]
+            loads = [
+                (reading.at, sample.utilization)
+                for reading in known.readings
+                for sample in reading.gpus[at : at + 1]
+            ]
             ratio = slow.get(rank.rank, 0.0) if rank is not None else 0.0
             yield ratio, [str(node), *_cells(gpu, rank, sparkline(loads)), f"{ratio:.1f} x" if ratio else ""]
 
@@ -86,20 +93,17 @@ def _shown(value: float | None, form: str, unit: str = "") -> str:
 
 
 def sparkline(points: Sequence[tuple[float, float | None]]) -> str:
-    """Return a character for each CELL seconds until the last point, for the mean of the percentages; ' '
-    without any."""
+    """Return a character per CELL seconds until the last point, for the mean percentage; ' ' for none."""
     cells: list[list[float]] = [[] for _ in range(TREND)]
     for at, value in points:
         if value is not None and 0 <= (age := points[-1][0] - at) < CELL * TREND:
             cells[-1 - int(age / CELL)].append(value)
     means = [sum(cell) / len(cell) if cell else None for cell in cells]
-    last = len(BLOCKS) - 1
-    return "".join(
-        " " if mean is None else BLOCKS[min(int(mean / 100 * len(BLOCKS)), last)] for mean in means
-    )
+    levels = (mean if mean is None else min(int(mean / 100 * len(BLOCKS)), len(BLOCKS) - 1) for mean in means)
+    return "".join(" " if level is None else BLOCKS[level] for level in levels)
 
 
-def top_json(view: Snapshot) -> dict[str, Any]:
+def top_json(view: LatestReadings) -> dict[str, Any]:
     cluster, job, bill = view.cluster, view.job, view.cluster.cost()
     return {
         "time": iso(time.time()),
@@ -115,7 +119,7 @@ def top_json(view: Snapshot) -> dict[str, Any]:
     }
 
 
-def _node_json(view: Snapshot, node: int, state: str) -> dict[str, Any]:
+def _node_json(view: LatestReadings, node: int, state: str) -> dict[str, Any]:
     known, instance = view.nodes.get(node, NodeReadings()), view.cluster.nodes.get(node)
     newest = known.readings[-1] if state == READY else None
     return {
@@ -123,6 +127,6 @@ def _node_json(view: Snapshot, node: int, state: str) -> dict[str, Any]:
         "instance_id": instance and instance.id,
         "state": state,
         "problem": known.problem or None,
-        "gpus": [asdict(one) for one in newest.gpus] if newest is not None else [],
-        "ranks": [asdict(one) for one in newest.ranks] if newest is not None else [],
+        "gpus": [asdict(gpu) for gpu in newest.gpus] if newest is not None else [],
+        "ranks": [asdict(rank) for rank in newest.ranks] if newest is not None else [],
     }

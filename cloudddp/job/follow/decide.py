@@ -20,11 +20,9 @@ from cloudddp.job.follow.state import FollowState
 def liveness_changes(
     state: FollowState, last_seen: Mapping[int, float], *, now: float, wall: float, timing: Timing
 ) -> Iterator[NodeQuiet | NodeResponding | NodeLost]:
-    """Yield the nodes that became quiet, respond again, or are lost, from when each one last responded. Pure.
-
-    A node that is silent for `timing.overdue` is lost even if its connection looks intact, provided that
-    another node responds. `wall` is the time in seconds since the epoch.
-    """
+    """Yield the nodes that became quiet, respond again, or are lost, from when each one last responded. One
+    that is silent for `timing.overdue` is lost even if its connection looks intact, provided that another one
+    responds. `wall` is the time in seconds since the epoch."""
     quiet = {node for node in state.followed if now - last_seen.get(node, now) > timing.quiet}
     yield from (NodeQuiet(node) for node in sorted(quiet - state.quiet))
     yield from (NodeResponding(node) for node in sorted(state.quiet - quiet))
@@ -40,21 +38,15 @@ def silence_due(state: FollowState, timing: Timing, now: float) -> Iterator[Bars
     every `timing.no_output` seconds in which no rank has written anything."""
     if not state.followed or state.began_at is None:
         return
-    if now - (state.bars_at or state.began_at) >= timing.bars and _has_bars(state):
+    logs = (log for node in state.nodes.values() for log in node.logs.values())
+    if now - (state.bars_at or state.began_at) >= timing.bars and any(log.line.overwritten for log in logs):
         yield BarsDue()
     since = state.output_at or state.began_at
-    if (
-        state.agreed is None
-        and not state.quiet
-        and now - max(since, state.silence_at or since) >= timing.no_output
-    ):
+    is_silent = now - max(since, state.silence_at or since) >= timing.no_output
+    if is_silent and state.agreed is None and not state.quiet:
         training = TrainingStatus.from_replies(job.training for job in state.jobs.values())
         progress = training.progress if training else ""
         yield Silence(now - since, state.output_rank, progress, outcome.exited_ranks(state.jobs))
-
-
-def _has_bars(state: FollowState) -> bool:
-    return any(log.line.overwritten for node in state.nodes.values() for log in node.logs.values())
 
 
 class Action(Enum):

@@ -34,16 +34,17 @@ class OpenLine:
             return replace(self, data=self.data.rstrip(b"\r") + data[:1]) if data else self
         at = body.rfind(b"\r")
         line = OpenLine(overwritten=True) if at >= 0 or self.data.endswith(b"\r") else self
-        kept, hidden = _cut(line.data + body[at + 1 :]) if not line.hidden else (line.data, len(body))
-        return OpenLine(kept + data[len(body) :][:1], line.hidden + hidden, line.overwritten)
+        kept, hidden = line.data, line.hidden + len(body)
+        if not line.hidden:
+            full = line.data + body[at + 1 :]
+            kept = full if len(full) <= MAX_LINE else full[: _character_boundary(full, MAX_LINE)]
+            hidden = len(full) - len(kept)
+        return OpenLine(kept + data[len(body) :][:1], hidden, line.overwritten)
 
 
 def split(line: OpenLine, data: bytes, *, last: bool = False) -> tuple[list[str], OpenLine]:
-    """Return the lines that are complete after `line` and then `data`, and the one that follows them.
-
-    `last`: no more data follows, so that the line without a line break is complete, too. Longer lines than
-    MAX_LINE end with a note about what was cut.
-    """
+    """Return the lines that are complete after `line` and then `data`, and the one that follows them. `last`:
+    no more data follows. Lines longer than MAX_LINE end with a note about what was cut."""
     found: list[str] = []
     first, end = data.find(b"\n") + 1, data.rfind(b"\n") + 1
     if end:
@@ -64,14 +65,6 @@ def _lines(data: bytes) -> Iterator[str]:
         return
     for line in data.split(b"\n")[:-1]:
         yield OpenLine().extended(line).text
-
-
-def _cut(data: bytes) -> tuple[bytes, int]:
-    """Return the beginning of a line, and how many bytes are not in it. No UTF-8 character is split."""
-    if len(data) <= MAX_LINE:
-        return data, 0
-    at = _character_boundary(data, MAX_LINE)
-    return data[:at], len(data) - at
 
 
 class LineSplitter:
@@ -102,6 +95,5 @@ def _pieces(line: bytes) -> Iterator[bytes]:
 
 
 def _character_boundary(data: bytes, cut: int) -> int:
-    """Return the largest index up to `cut` that splits no UTF-8 character, or `cut` where the data is not
-    UTF-8."""
+    """Return the largest index up to `cut` that splits no character, `cut` where the data is not UTF-8."""
     return next((at for at in range(cut, cut - 4, -1) if data[at] & 0xC0 != 0x80), cut)

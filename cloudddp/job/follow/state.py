@@ -8,23 +8,7 @@ from dataclasses import dataclass, field, replace
 from cloudddp.agent.protocol.jobs import Cause, JobState, Verdict
 from cloudddp.errors import NodeError
 from cloudddp.job import outcome
-from cloudddp.job.follow import lines
-from cloudddp.job.follow.events import (
-    AwsAsked,
-    AwsReport,
-    BarsDue,
-    Event,
-    JobUpdate,
-    LogData,
-    NodeDisconnected,
-    NodeFinished,
-    NodeLost,
-    NodeQuiet,
-    NodeReconnected,
-    NodeResponding,
-    NodeUnreachable,
-    Silence,
-)
+from cloudddp.job.follow import events, lines
 from cloudddp.job.follow.lines import OpenLine
 
 TAIL_LINES = 20  # of each rank, kept for the report of its failure
@@ -58,7 +42,7 @@ class NodeState:
     quiet: bool = False
     retried: bool = False  # it has sent nothing since it was connected to once more, or could not be
     disconnected_at: float | None = None
-    lost: NodeLost | None = None
+    lost: events.NodeLost | None = None
     job: JobState | None = None
     logs: Mapping[int, RankLog] = field(default_factory=dict)  # by rank
 
@@ -102,7 +86,7 @@ class FollowState:
         return {node: at for node, at in found.items() if at is not None}
 
     @property
-    def lost(self) -> dict[int, NodeLost]:
+    def lost(self) -> dict[int, events.NodeLost]:
         return {node: one.lost for node, one in self.nodes.items() if one.lost is not None}
 
     @property
@@ -128,37 +112,39 @@ class FollowState:
 
     # -- transitions -----------------------------------------------------------------------------------------
 
-    def apply(self, event: Event, now: float) -> FollowState:
+    def apply(self, event: events.Event, now: float) -> FollowState:
         """Return the state after an event, which is handled at `now` (clock of Liveness)."""
         before = replace(self, lines=()) if self.lines else self
         if before.began_at is None:
             before = replace(before, began_at=now)
         match event:
-            case LogData(node, rank, data):
-                return before._with_output(rank, data, now)._with_log(node, rank, data)
-            case BarsDue():
+            case events.LogData(node, rank, data):
+                if rank >= 0 and data:  # the output of torchrun and of the setup does not count
+                    before = replace(before, output_at=now, output_rank=rank, silence_at=None)
+                return before._with_log(node, rank, data)
+            case events.BarsDue():
                 return replace(before._with_bars(), bars_at=now)
-            case Silence():
+            case events.Silence():
                 return replace(before, silence_at=now)
-            case JobUpdate(node, job):
+            case events.JobUpdate(node, job):
                 return before._with(node, job=outcome.checked(job), retried=False)
-            case NodeFinished(node):
+            case events.NodeFinished(node):
                 return before._closed(node)
-            case NodeLost():
+            case events.NodeLost():
                 return before._with_lost([event])
-            case NodeQuiet(node):
+            case events.NodeQuiet(node):
                 return before._with(node, quiet=True)
-            case NodeResponding(node):
+            case events.NodeResponding(node):
                 return before._with(node, quiet=False)
-            case NodeDisconnected(node):
+            case events.NodeDisconnected(node):
                 return before._with(node, disconnected_at=now)
-            case NodeReconnected(node):
+            case events.NodeReconnected(node):
                 return before._with(node, disconnected_at=None, retried=True)
-            case NodeUnreachable(node):
+            case events.NodeUnreachable(node):
                 return before._with(node, retried=True)
-            case AwsAsked():
+            case events.AwsAsked():
                 return replace(before, aws_pending=True, aws_asked_at=now)
-            case AwsReport(ended):
+            case events.AwsReport(ended):
                 return replace(before, aws_pending=False)._with_lost(ended)
 
     def _with(self, node: int, **fields: object) -> FollowState:
@@ -175,13 +161,6 @@ class FollowState:
         changed = self._with(node, logs={**logs, rank: RankLog(tail, line)}, retried=False)
         return replace(changed, lines=(*self.lines, *(Line(node, rank, text) for text in complete)))
 
-    def _with_output(self, rank: int, data: bytes, now: float) -> FollowState:
-        """Return the state in which a rank has just written; the output of torchrun and of the setup does not
-        count."""
-        if rank < 0 or not data:
-            return self
-        return replace(self, output_at=now, output_rank=rank, silence_at=None)
-
     def _with_bars(self) -> FollowState:
         """Return the state in which each progress bar that has changed is a line to show."""
         state = self
@@ -194,7 +173,7 @@ class FollowState:
                     state = replace(state, lines=(*state.lines, Line(node, rank, text)))
         return state
 
-    def _with_lost(self, lost: Iterable[NodeLost]) -> FollowState:
+    def _with_lost(self, lost: Iterable[events.NodeLost]) -> FollowState:
         """Return the state after the loss of nodes. One that is no longer followed is not lost."""
         state = self
         for event in lost:

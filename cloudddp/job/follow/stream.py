@@ -1,9 +1,6 @@
 """The event stream of one node: the agent's frames over SSH, read in a thread of its own, across broken
-connections.
-
-The streams of a job share its connections, and the record of when each node last responded: whether a node or
-this computer has lost the network shows in those of the others.
-"""
+connections. The streams of a job share its connections, and when each node last responded: whether a node or
+this computer has lost the network shows in those of the others."""
 
 from __future__ import annotations
 
@@ -15,23 +12,16 @@ from dataclasses import KW_ONLY, dataclass
 
 from cloudddp.agent import client, replies
 from cloudddp.agent.client import Runner
+from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.frames import End, FollowRequest, Frame, Heartbeat, Log
 from cloudddp.agent.protocol.jobs import JobState
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.replies import FrameDecoder
-from cloudddp.config.timing import Timing
+from cloudddp.config.timing import Timing, current
 from cloudddp.errors import ConnectionLost, NodeError
-from cloudddp.job.follow.events import (
-    Event,
-    JobUpdate,
-    LogData,
-    NodeDisconnected,
-    NodeFinished,
-    NodeLost,
-    NodeReconnected,
-    NodeUnreachable,
-)
+from cloudddp.job.follow import events
+from cloudddp.job.follow.lines import OpenLine, split
 from cloudddp.ssh.running import CommandSpec
 from cloudddp.ssh.time_limits import AwakeClock
 
@@ -39,16 +29,12 @@ from cloudddp.ssh.time_limits import AwakeClock
 @dataclass(frozen=True, slots=True)
 class LogSelection:
     """Read the logs of these ranks (all if empty), from what was written in the last `since` seconds, and
-    from the last `tail` lines of each. `setup`: with the output of the setup commands, unless `ranks` are
-    named."""
+    from the last `tail` lines of each. `setup`: also that of the setup, unless `ranks` are named."""
 
     ranks: tuple[int, ...] = ()
     since: float | None = None
     tail: int | None = None
     setup: bool = False
-
-
-EVERYTHING = LogSelection()
 
 
 class Connections:
@@ -65,8 +51,7 @@ class Connections:
             self._replace(node)
 
     def check(self, node: int, seconds: float) -> bool:
-        """Return whether a node answers within so many seconds; if it does not, try once to replace its
-        connection."""
+        """Return whether a node answers within so many seconds; if not, try once to connect to it again."""
         if not self._locks[node].acquire(blocking=False):
             return False  # another thread does that
         try:
@@ -85,9 +70,8 @@ class Connections:
         self.runner.reconnect(node, wanted=lambda: not self.closed)
 
     def close(self) -> None:
-        """Stop replacing connections. An attempt in progress replaces nothing: the caller may use the
-        connections, and need not wait, which with an instance that has ended takes as long as the attempt may
-        last."""
+        """Stop replacing connections. An attempt in progress replaces nothing, and the caller need not wait
+        for it: with an instance that has ended it takes as long as it may last."""
         self.closed = True
 
 
@@ -122,12 +106,10 @@ class Liveness:
         self._steady_since.pop(node, None)
 
     def should_give_up(self, node: int, broken_since: float) -> bool:
-        """Whether reconnecting to a node has failed for long enough to give up.
-
-        While other nodes respond, the node is at fault, and the limit is short. It is counted from when they
-        began to respond, since after an outage of this computer's own network nodes come back one by one.
-        While no node responds, this computer is probably offline, and the limit is long.
-        """
+        """Whether reconnecting to a node has failed for long enough to give up. While other nodes respond,
+        the node is at fault, and the limit is short; it is counted from when they began to respond, since
+        after an outage here nodes come back one by one. While none responds, this computer is probably
+        offline, and the limit is long."""
         now = self.clock()
         steady = self._steady_since.copy()
         others = [
@@ -142,11 +124,8 @@ class Liveness:
 
 @dataclass(eq=False)
 class NodeStream:
-    """Emits the events of one node until the job has ended there or the node is lost.
-
-    `wait`: until the job ends; otherwise read the logs as they are. `emit` may block, which throttles the
-    node.
-    """
+    """Emits the events of one node until the job has ended there or the node is lost; without `wait` it reads
+    the logs as they are. `emit` may block, which throttles the node."""
 
     node: int
     job: str
@@ -154,51 +133,44 @@ class NodeStream:
     wait: bool
     connections: Connections
     liveness: Liveness
-    emit: Callable[[Event], None]
+    emit: Callable[[events.Event], None]
     timing: Timing
-    selection: LogSelection = EVERYTHING
+    selection: LogSelection
 
     def __post_init__(self) -> None:
         self._offsets: dict[int, int] = {}  # of each rank's log: what has been emitted
         self._phase: JobPhase | None = None  # as the node reported it last
         self._ended = False
         self._broken_since: float | None = None
-        self._claimed = threading.Lock()  # held by what reads
 
-    def start(self) -> None:
-        """Start reading, if that was not done before.
-
-        Ctrl-C may interrupt this, and leave it unknown whether it was started. So it may be started twice,
-        and only one of both reads.
-        """
-        if not self._claimed.locked():
-            threading.Thread(target=self._run, daemon=True, name=f"follow node {self.node}").start()
-
-    def _run(self) -> None:
+    def run(self) -> None:
         """Follow the job over one connection after the other, until it has ended here or the node is lost."""
-        if not self._claimed.acquire(blocking=False):
-            return
         while True:
             try:
-                self._read()
+                self.read()
             except ProtocolError as error:
                 unreadable = replies.unreadable(self.node, FollowRequest.STEP, error)
-                self.emit(NodeLost(self.node, str(unreadable), time.time(), unreadable))
+                self.emit(events.NodeLost(self.node, str(unreadable), time.time(), unreadable))
                 return
             except Exception as error:
-                if not self._may_recover(error):
+                now = self.liveness.clock()
+                self._broken_since = self._broken_since or now
+                self.liveness.broken(self.node)
+                refused = isinstance(error, replies.RefusedByAgent)
+                if refused or not self.wait or now - self._broken_since > self.timing.offline:
                     self._lose(error)
                     return
-                self.emit(NodeDisconnected(self.node))
+                self.emit(events.NodeDisconnected(self.node))
                 if not self._reconnect(error):
                     return
             else:
                 self.liveness.finished_nodes.add(self.node)
                 return
 
-    def _read(self) -> None:
-        """Follow the job over the current connection, to its end. Raises NodeError, ProtocolError."""
-        frames = FrameDecoder()
+    def read(self) -> None:
+        """Follow the job over the current connection, to its end; without `wait` to what there is, from where
+        the last time ended. Raises NodeError, ProtocolError."""
+        self._ended, frames = False, FrameDecoder()
 
         def received(data: bytes) -> None:
             self._broken_since = None
@@ -224,10 +196,10 @@ class NodeStream:
             request,
             timeout=self.timing.silence,
             on_stdout=received,
-            span=False,
-            is_last=True,
         )
         if not self._ended:
+            if not result.exit_code:
+                frames.end()
             raise NodeError(f"node {self.node}: {replies.failure_text(result)}")
 
     def _lose(self, error: Exception) -> None:
@@ -235,35 +207,27 @@ class NodeStream:
         # it long before its connection times out.
         since = time.time() - self.liveness.silence(self.node)
         reason = error.reason if isinstance(error, ConnectionLost) else str(error)
-        self.emit(NodeLost(self.node, reason, since))
+        self.emit(events.NodeLost(self.node, reason, since))
 
-    def _event(self, frame: Frame) -> Event:
+    def _event(self, frame: Frame) -> events.Event:
         """Return the event of a frame. Raises ProtocolError for a frame that no agent sends in this place."""
         match frame:
             case Log():
                 self._offsets[frame.rank] = frame.end
-                return LogData(self.node, frame.rank, frame.data)
+                return events.LogData(self.node, frame.rank, frame.data)
             case JobState():
                 if frame.job != self.job:
                     raise ProtocolError(f"it has the state of job {frame.job}")
                 self._phase = frame.phase
-                return JobUpdate(self.node, frame)
+                return events.JobUpdate(self.node, frame)
             case End():
                 if self._phase is None:
                     raise ProtocolError("it ends without the job's state")
                 if self.wait and not self._phase.ended:
                     raise ProtocolError(f"it ends while the job is {self._phase.value}")
                 self._ended = True
-                return NodeFinished(self.node)
+                return events.NodeFinished(self.node)
         raise ProtocolError("it has a frame of another step")
-
-    def _may_recover(self, error: Exception) -> bool:
-        """Note that the connection has broken; return False if the node is lost."""
-        now = self.liveness.clock()
-        self._broken_since = self._broken_since or now
-        self.liveness.broken(self.node)
-        refused = isinstance(error, replies.RefusedByAgent)
-        return self.wait and not refused and now - self._broken_since <= self.timing.offline
 
     def _reconnect(self, broken: Exception) -> bool:
         """Connect again, and return True; return False if the node is lost."""
@@ -277,10 +241,10 @@ class NodeStream:
                 if give_up or self.connections.closed:  # decided before this last attempt
                     self._lose(broken)
                     return False
-                self.emit(NodeUnreachable(self.node))
+                self.emit(events.NodeUnreachable(self.node))
                 continue
             self.liveness.answered(self.node)
-            self.emit(NodeReconnected(self.node))
+            self.emit(events.NodeReconnected(self.node))
             return True
 
     def _check_finished_nodes(self) -> None:
@@ -290,3 +254,41 @@ class NodeStream:
             quiet = self.liveness.silence(node) >= self.timing.heartbeat
             if quiet and self.connections.check(node, self.timing.heartbeat):
                 self.liveness.answered(node)
+
+
+class SetupLogs:
+    """Reads the output of a job's setup commands, again and again. `on_line` gets node and line."""
+
+    def __init__(self, runner: Runner, job: str, on_line: Callable[[int, str], None]) -> None:
+        self._runner, self._job, self._on_line = runner, job, on_line
+        self._streams: dict[int, NodeStream] = {}
+        self._open: dict[int, OpenLine] = {}  # the line of each node that is not complete
+        self._lock = threading.Lock()  # each node has a thread of its own
+
+    def read(self, nodes: Iterable[int]) -> None:
+        """Read what these nodes have written since the last time, as far as they answer."""
+        outcome = self._runner.each(self._read, nodes=nodes, fatal=lambda _: False)
+        for error in outcome.errors.values():
+            if not isinstance(error, NodeError | ProtocolError):  # of `on_line`
+                raise error
+
+    def _read(self, node: int) -> None:
+        if node not in self._streams:
+            self._streams[node] = NodeStream(
+                node,
+                self._job,
+                wait=False,
+                connections=Connections(self._runner, [node]),
+                liveness=Liveness([node], current()),
+                emit=self._take,
+                timing=current(),
+                selection=LogSelection((SETUP_RANK,), setup=True),
+            )
+        self._streams[node].read()
+
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.LogData) and event.rank == SETUP_RANK:
+            with self._lock:
+                lines, self._open[event.node] = split(self._open.get(event.node, OpenLine()), event.data)
+                for line in lines:
+                    self._on_line(event.node, line)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from cloudddp.agent.protocol import SETUP_RANK
 from cloudddp.agent.protocol.jobs import Cause
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE, TrainingStatus
 from cloudddp.job import failure_text, outcome
-from cloudddp.job.follow.state import FollowState
+from cloudddp.job.follow.state import FollowState, NodeState, RankLog
 from cloudddp.job.outcome import JobOutcome, JobStatus
 
 CANCELLED_EXIT_CODE = 130
@@ -37,34 +38,21 @@ class JobResult:
 
     @property
     def doubtful(self) -> frozenset[int]:
-        """The nodes whose instances may have ended: those that were lost, and the one that the others have
-        lost."""
+        """The nodes whose instances may have ended: those lost to this computer or to the other nodes."""
         return frozenset(self.lost if self.suspect is None else (*self.lost, self.suspect))
 
 
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """How the job ended: the part of a result that is decided here."""
-
-    status: JobStatus
-    exit_code: int
-    cause: str = ""
-    last_lines: tuple[str, ...] = ()
+_result = partial(JobResult, "")  # status, exit code, cause, last lines
 
 
 def verdict(state: FollowState, job: str, wall: float) -> JobResult:
-    """Return how the job ended. `wall` is the time now, in seconds since the epoch.
-
-    A node that is still followed has not ended its stream: processes of the job may be left there.
-    """
+    """Return how the job ended. `wall`: the time now. Processes may be left on nodes that are still
+    followed."""
     found = outcome.outcome(state.jobs) if state.jobs else None
     ending = _connection_ending(state, wall) or _job_ending(state, found)
-    return JobResult(
-        job,
-        ending.status,
-        ending.exit_code,
-        cause=ending.cause,
-        last_lines=ending.last_lines,
+    return replace(
+        ending,
+        job=job,
         ranks=_ranks(state, ending.status),
         lost=tuple(sorted(state.lost)),
         lost_reasons=tuple(state.lost[node].reason for node in sorted(state.lost)),
@@ -83,53 +71,53 @@ def _ranks(state: FollowState, status: JobStatus) -> int | None:
     and its last state is older; None where such a node has sent none."""
     if status is not JobStatus.SUCCEEDED:
         return sum(rank.exit_code is not None for job in state.jobs.values() for rank in job.ranks)
-    return None if state.jobs.keys() != state.nodes.keys() else outcome.ranks_expected(state.jobs.values())
+    if state.jobs.keys() != state.nodes.keys():
+        return None
+    return sum(len(job.ranks) if job.expected is None else job.expected for job in state.jobs.values())
 
 
-def _connection_ending(state: FollowState, wall: float) -> _Ending | None:
+def _connection_ending(state: FollowState, wall: float) -> JobResult | None:
     """Return how the job ended if it ended because nodes were lost, or sent what no agent sends; else None.
     What the nodes have agreed on counts also for those whose last state is older."""
     if state.faulty is not None:
-        return _Ending(JobStatus.FAILED, 1, state.faulty.message)
+        return _result(JobStatus.FAILED, 1, state.faulty.message)
     if not state.lost or state.agreed is not None:
         return None
     node = min(state.lost)
     lost = state.lost[node]
     if state.lost.keys() == state.nodes.keys():
         if all(one.instance_ended for one in state.lost.values()):
-            why = f"none of its nodes is running any more; node {node}: {lost.reason}"
-            return _Ending(JobStatus.FAILED, 1, why)
+            why = f"none of its nodes is still running; node {node}: {lost.reason}"
+            return _result(JobStatus.FAILED, 1, why)
         # Most likely this computer is offline.
         cause = "lost connection to all nodes; the job may still be running"
-        return _Ending(JobStatus.UNKNOWN, 1, cause)
+        return _result(JobStatus.UNKNOWN, 1, cause)
     cause = f"node {node} was lost: not responding for {wall - lost.since:.0f} s ({lost.reason})"
-    return _Ending(JobStatus.FAILED, 1, cause)
+    return _result(JobStatus.FAILED, 1, cause)
 
 
-def _job_ending(state: FollowState, found: JobOutcome | None) -> _Ending:
-    """Return how the job ended by what its nodes report."""
+def _job_ending(state: FollowState, found: JobOutcome | None) -> JobResult:
     if found is None or not found.status.ended:
-        return _Ending(JobStatus.RUNNING, 0)
+        return _result(JobStatus.RUNNING, 0)
     if found.status is JobStatus.SUCCEEDED:
-        return _Ending(JobStatus.SUCCEEDED, 0)
+        return _result(JobStatus.SUCCEEDED, 0)
     if found.status is JobStatus.CANCELLED:
-        return _Ending(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
+        return _result(JobStatus.CANCELLED, CANCELLED_EXIT_CODE)
     verdict, code = found.verdict, found.exit_code or 1
     first = verdict.first if verdict is not None else None
     if found.status is JobStatus.PREEMPTED:
         cause = "its ranks were asked to stop (SIGTERM)"
         if first is not None and first.cause is Cause.NOTICE:
             cause = failure_text.sentence(first)
-        return _Ending(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, cause)
+        return _result(JobStatus.PREEMPTED, PREEMPTED_EXIT_CODE, cause)
     cause = failure_text.cause(state.jobs) or "its ranks were ended, and no node knows why"
     if verdict is None:
         node = failure_text.failed_setup(state.jobs)
-        return _Ending(JobStatus.FAILED, code, cause, () if node is None else _tail(state, node, SETUP_RANK))
-    rank = None if first is None or first.rank is None else _tail(state, first.node, first.rank)
-    return _Ending(JobStatus.FAILED, code, cause, verdict.last_lines or rank or ())
+        return _result(JobStatus.FAILED, code, cause, () if node is None else _tail(state, node, SETUP_RANK))
+    tail = () if first is None or first.rank is None else _tail(state, first.node, first.rank)
+    return _result(JobStatus.FAILED, code, cause, verdict.last_lines or tail)
 
 
 def _tail(state: FollowState, node: int, rank: int) -> tuple[str, ...]:
-    found = state.nodes.get(node)  # another one may be all that is followed
-    log = found.logs.get(rank) if found is not None else None
-    return log.tail if log else ()
+    found = state.nodes.get(node, NodeState())  # another one may be all that is followed
+    return found.logs.get(rank, RankLog()).tail

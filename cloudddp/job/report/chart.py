@@ -23,8 +23,7 @@ class Html(str):
 
 
 def joined(*parts: object) -> Html:
-    """Return these one after the other. What is not Html may be of anybody, and is escaped; logins in URLs
-    are left out."""
+    """Return these one after the other. What is not Html is escaped, without logins in URLs."""
     return Html("".join(map(_escaped, parts)))
 
 
@@ -41,7 +40,6 @@ def tag(_name: str, *inside: object, **attributes: object) -> Html:
 
 
 def ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers that cover the range."""
     step = 10.0 ** math.floor(math.log10((high - low) / most))
     step *= next((one for one in (1, 2, 5) if (high - low) / (step * one) <= most), 10)
     return [number * step for number in range(math.floor(low / step), math.ceil(high / step) + 1)]

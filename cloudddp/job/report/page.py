@@ -16,24 +16,25 @@ from typing import Any, TypeVar
 import msgspec
 
 from cloudddp.agent import replies
-from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, check_range
+from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, within
 from cloudddp.agent.protocol.gang import Facts
 from cloudddp.agent.protocol.jobs import StateFile, Verdict
-from cloudddp.agent.protocol.progress import LeftStall, Stragglers
+from cloudddp.agent.protocol.progress import Stragglers, ToleratedStall
 from cloudddp.agent.protocol.readings import READINGS_FILE
 from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
 from cloudddp.agent.protocol.stacks import MAX_STACK
 from cloudddp.cluster.prices import billed_hours
 from cloudddp.config.schema import LISTS
 from cloudddp.config.spec import Config
+from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder
-from cloudddp.formats import counted, cut, dollars, duration
-from cloudddp.job import failure_text
+from cloudddp.formats import cut, dollars, duration, plural
+from cloudddp.job import failure_text, launch_record
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
 from cloudddp.job.results.safe_names import LOGS
-from cloudddp.local_state import LAUNCH
+from cloudddp.local_state import LAUNCH, folder_of_job
 from cloudddp.text import one_line
 
 MAX_NODES = 256
@@ -63,13 +64,23 @@ class Evidence:
         self.states = self.read("state.json", StateFile)
         self.verdict = next(iter(self.read("verdict.json", Verdict).values()), None)
         self.masked = next(iter(self.read(MASKED_FILE, Masked).values()), Masked())
-        starts = [one.started for one in self.states.values()]
+        starts = [state.started for state in self.states.values()]
         self.started = min((at for at in starts if at), default=None)
         # Whole seconds, as file systems may have them. Without a start no rank has written anything.
         self.began = float(int(self.started)) if self.started else math.inf if starts else 0.0
         at = self.verdict.at if self.verdict else None
         self.seconds = max(at - self.started, 0.0) if self.started and at else None
         self.slow = next(iter(self.read("stragglers.json", Stragglers).values()), Stragglers()).known
+
+    @classmethod
+    def of(cls, job: str, folder: Path) -> Evidence:
+        """Return what is on this computer of a job whose results are in a folder."""
+        cluster, launch, journal = folder_of_job(job), None, list[dict[str, Any]]()
+        with contextlib.suppress(CloudDDPError, OSError, ValueError):
+            if cluster is not None:
+                journal = cluster.events()
+                launch = launch_record.find(cluster, job)
+        return cls(job, folder, launch, journal)
 
     def read(self, name: str, kind: type[T]) -> dict[int, T]:
         """Return the records of that name by node, without those that are missing or unreadable."""
@@ -81,8 +92,7 @@ class Evidence:
 
 
 def write(found: Evidence) -> Path:
-    """Write the report beside the logs in the folder of the results, where nothing of the job is; return its
-    path. Raises OSError."""
+    """Write the report beside the logs, where nothing of the job is; return its path. Raises OSError."""
     found.folder.mkdir(parents=True, exist_ok=True)
     with Folder.at(found.folder) as results, results.enter(LOGS, make=0o755) as folder:
         folder.replace(REPORT, page(found).encode())
@@ -105,7 +115,6 @@ def page(found: Evidence) -> Html:
 
 
 def _title(found: Evidence) -> str:
-    """Return what was run, and how it ended."""
     script = cut(one_line(found.launch.script.shown), 100) if found.launch else f"job {found.job}"
     ran = f" after {duration(found.seconds)}" if found.seconds else ""
     return f"{script}: {found.verdict.phase.value}{ran}" if found.verdict else script
@@ -160,7 +169,7 @@ def _cost(facts: LaunchFacts | None, seconds: float) -> str:
     hour, hours = len(facts.nodes) * facts.hour, billed_hours(seconds)
     usd = f"{'at most ' if facts.spot else ''}{dollars(hour * hours)}"
     time = "that time" if hours > billed_hours(0) else f"{hours * 3600:.0f} s, the least that EC2 bills"
-    nodes = counted(len(facts.nodes), "node")
+    nodes = plural(len(facts.nodes), "node")
     rate = f"{dollars(hour)} an hour on demand for {nodes}, with disks and addresses"
     return f"{usd} for {time} ({rate}), without data transfer"
 
@@ -172,16 +181,18 @@ def _timeline(found: Evidence) -> Html:
         what = event.get("text") if is_own else _EVENTS.get(str(event.get("event")))
         with contextlib.suppress(ValueError, OverflowError):
             at = datetime.fromisoformat(str(event.get("time"))).timestamp()
-            check_range("time", at, 0, MAX_TIME)
+            within(0, MAX_TIME)("time", at)
             rows += [(at, str(what))] if what and "py-spy" not in str(what) else []
     for node, state in found.states.items():
         rows += [(state.started, f"job started on node {node}")] if state.started else []
     for one in found.slow:
         rows += [(one.since, f"straggler from step {one.step}: {one.text}")]
         rows += [(one.until, f"rank {one.rank} has caught up, or ended")] if one.until else []
-    rows += [(one.since, f"stall: {one.detail}") for one in found.read("stall.json", LeftStall).values()][:1]
+    rows += [
+        (one.since, f"stall: {one.detail}") for one in found.read("stall.json", ToleratedStall).values()
+    ][:1]
     if found.verdict and found.verdict.at:
-        after = f", after {counted(found.verdict.restarts, 'restart')}" if found.verdict.restarts else ""
+        after = f", after {plural(found.verdict.restarts, 'restart')}" if found.verdict.restarts else ""
         rows += [(found.verdict.at, f"job {found.verdict.phase.value}{after}")]
     table = _table(((_when(at), what) for at, what in sorted(rows)), "time|event")
     return table or joined("Nothing is known of when it ran.")

@@ -16,7 +16,7 @@ from typing import Any, TypeGuard
 from cloudddp.agent import replies
 from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.event_files import EVENTS, STEP, Row
+from cloudddp.agent.protocol.event_files import EVENTS, STEP, ScalarRow
 from cloudddp.agent.protocol.readings import Reading
 from cloudddp.job.results.safe_names import LOGS
 
@@ -92,7 +92,7 @@ def of_results(
     times = {path: path.stat().st_mtime for path in files if path.is_file()}
     notes = [(path, "left out: written before the job began") for path in times if times[path] < began]
     own = [path for path in times if times[path] >= began][:MAX_FILES]
-    runs: dict[tuple[Path, Path], list[Row]] = {}
+    runs: dict[tuple[Path, Path], list[ScalarRow]] = {}
     for path in own:
         run, read = (path, _metrics) if path.name == METRICS else (path.parent, _events)
         found = (row for row in read(path, MAX_READ // len(own)) if _is_drawable(row.step))
@@ -118,13 +118,11 @@ def of_results(
     return _charts(values), [(run.relative_to(folder).as_posix(), note) for run, note in notes]
 
 
-def _current(rows: Sequence[Row]) -> tuple[list[Row], str]:
+def _current(rows: Sequence[ScalarRow]) -> tuple[list[ScalarRow], str]:
     """Return the rows without superseded values, and the first step of these, '' without one. As in
-    TensorBoard, a restart at a step supersedes what was written before for that step and later ones.
-
-    Where the step falls, the run was restarted. But if it falls and that of no metric does, metrics count
-    different steps (batches and epochs): then each metric restarts where its own step falls.
-    """
+    TensorBoard, a restart at a step supersedes what was written before for it and later ones. The run was
+    restarted where the step falls; but if it falls and that of no metric does, metrics count different steps
+    (batches and epochs), and each one restarts where its own falls."""
     last: dict[str, Any] = {}
     falls, several, before = [], False, -math.inf
     for row in rows:
@@ -162,12 +160,8 @@ def _charts(values: Iterable[tuple[str, str, str, str, Any, Any]]) -> list[Chart
     for title, unit, x, name, at, value in values:
         key = title, x
         counts = title.partition(",")[0].rpartition("/")[2] in _COUNTERS
-        if (
-            not counts
-            and _is_drawable(at)
-            and _is_drawable(value)
-            and (key in found or len(found) <= MAX_CHARTS)
-        ):
+        fits = key in found or len(found) <= MAX_CHARTS
+        if fits and not counts and _is_drawable(at) and _is_drawable(value):
             found.setdefault(key, Chart(title, unit, x, {})).lines.setdefault(name, []).append((at, value))
     return list(found.values())
 
@@ -176,19 +170,19 @@ def _is_drawable(value: Any) -> TypeGuard[float]:
     return type(value) in (int, float) and -_SPAN < value < _SPAN  # neither nan nor infinite
 
 
-def _events(path: Path, most: int) -> Iterator[Row]:
+def _events(path: Path, most: int) -> Iterator[ScalarRow]:
     with contextlib.suppress(OSError), path.open("rb") as file:
         yield from event_files.rows(file, most)
 
 
-def _metrics(path: Path, most: int) -> Iterator[Row]:
+def _metrics(path: Path, most: int) -> Iterator[ScalarRow]:
     for number, line in lines(path, most):
         with contextlib.suppress(ValueError, RecursionError):
             if isinstance(found := json.loads(line), dict):
                 kind = f"{found['kind']}/"[:40] if isinstance(found.get("kind"), str) else ""
                 values = {f"{kind}{name[:200]}": found[name] for name in found if name not in _NO_METRICS}
                 x = STEP if STEP in found else "row"
-                yield Row(found.get(STEP, number), values, _written(found), x=x)
+                yield ScalarRow(found.get(STEP, number), values, _written(found), x=x)
 
 
 def _written(line: Mapping[str, Any]) -> float:

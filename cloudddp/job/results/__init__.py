@@ -1,2 +1,1 @@
-"""Results: the files that jobs have written on the nodes, which of them were not pulled, and pulling them
-safely."""
+"""Results: what jobs have written on the nodes, what of it was not pulled, and pulling it safely."""

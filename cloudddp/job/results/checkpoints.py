@@ -1,11 +1,7 @@
-"""Sharded checkpoints in pulled results: who wrote them, and why one is incomplete.
-
-This is recorded beside the results, for `sync --results`. Those without a record are of unknown origin.
-
-Each node may have some files of a checkpoint. If it is complete, they become one folder, of hard links to
-what was pulled from each node, so that the next pull still finds it there. If not, they are in a folder of
-their own, so that nothing loads them.
-"""
+"""Sharded checkpoints in pulled results: who wrote them, and why one is incomplete, recorded beside the
+results for `sync --results`. Each node may have some files of one. If it is complete, they become one folder,
+of hard links to what was pulled from each node, so that the next pull still finds it there; if not, they are
+in a folder of their own, so that nothing loads them."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ import contextlib
 import os
 import shutil
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -55,7 +51,9 @@ def record(results: Path, known: Checkpoints, incomplete: Collection[str]) -> No
 def read(results: Path) -> dict[str, Part]:
     """Return what is recorded of the checkpoints in a folder of results; nothing if it cannot be decoded."""
     with contextlib.suppress(OSError, ProtocolError), (results / LOGS / FILE).open("rb") as file:
-        return {one.folder: one for one in decode(file.read(MAX_BYTES), _Record).checkpoints}
+        return {
+            checkpoint.folder: checkpoint for checkpoint in decode(file.read(MAX_BYTES), _Record).checkpoints
+        }
     return {}
 
 
@@ -82,13 +80,13 @@ def merge_shards(base: Path, folders: Mapping[int, Path], known: Checkpoints) ->
         if all(os.path.lexists(folders[node] / path / name) for node, name in found):
             for node, name in found:
                 if folders[node] != base:
-                    _link(folders[node] / path / name, base, (*path.split("/"), *name.split("/")))
+                    _link(folders[node] / path / name, base, f"{path}/{name}")
             merged.append(path)
     return merged
 
 
-def _link(source: Path, base: Path, path: Sequence[str]) -> None:
-    *parents, last = filter(None, path)
+def _link(source: Path, base: Path, path: str) -> None:
+    *parents, last = filter(None, path.split("/"))
     if stat.S_ISREG(source.lstat().st_mode):
         with contextlib.ExitStack() as opened:
             folder = opened.enter_context(Folder.at(base))

@@ -1,10 +1,6 @@
 """The folder beside the results in which a transfer arrives, and from which complete results are moved to
-their place. After a broken transfer it stays, and the next one continues.
-
-Its name is that of the transfer: the same node and job find it again, another node does not. It belongs to
-this user alone, and one pull at a time uses it. Files have names there that their paths make, complete ones
-as well as those that were begun.
-"""
+their place. After a broken transfer it stays, and the next one of that node and job finds it by its name. It
+belongs to this user alone, for one pull at a time. Files have names there that their paths make."""
 
 from __future__ import annotations
 
@@ -67,10 +63,9 @@ def _locked(target: Folder, name: str) -> Iterator[Folder]:
             try:
                 fcntl.flock(folder.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except (BlockingIOError, PermissionError):
-                raise CloudDDPError(
-                    f"another pull from this node is writing to {target.path}",
-                    hint=f"wait until it has ended, or {OTHER_FOLDER_HINT}",
-                ) from None
+                text = f"another pull from this node is writing to {target.path}"
+                hint = f"wait until it has ended, or {OTHER_FOLDER_HINT}"
+                raise CloudDDPError(text, hint=hint) from None
             try:
                 here = os.stat(name, dir_fd=target.descriptor, follow_symlinks=False)
             except FileNotFoundError:
@@ -89,8 +84,7 @@ def _unusable(target: Folder, name: str, why: str) -> CloudDDPError:
 
 @contextlib.contextmanager
 def target_folder(to: Path) -> Iterator[Folder]:
-    """Yield the folder `to`, open. Folders that were created for it and are empty in the end are removed
-    again."""
+    """Yield the folder `to`, open. Folders that were created for it and stay empty are removed again."""
     missing = [path for path in (to, *to.parents) if identity_of(path) is None]
     try:
         to.mkdir(parents=True, exist_ok=True)
@@ -108,8 +102,7 @@ def target_folder(to: Path) -> Iterator[Folder]:
 
 def identity_of(path: Path) -> tuple[int, int] | None:
     """Return the device and inode of a file or folder; None if it cannot be reached."""
-    try:
+    with contextlib.suppress(OSError):
         info = path.stat()
-    except OSError:
-        return None
-    return info.st_dev, info.st_ino
+        return info.st_dev, info.st_ino
+    return None

@@ -1,8 +1,5 @@
-"""Files that jobs have written on the nodes and that were not pulled yet.
-
-The nodes record what was pulled, so that the list is the same on every laptop with the key. Only the
-project's folder counts.
-"""
+"""Files that jobs have written in the project's folder on the nodes and that were not pulled yet. The nodes
+record what was pulled, so that the list is the same on every laptop with the key."""
 
 from __future__ import annotations
 
@@ -20,8 +17,7 @@ REPLY_SECONDS = 30.0  # the agent itself searches for 10 at most
 
 
 def find_all(runner: Runner, job: JobSpec, job_id: str = "") -> Outcome[NewFilesReply]:
-    """Return the new files of one job, or of all, on every node, and why a node did not answer, also over a
-    new connection."""
+    """Return the new files of one job, or of all, on every node, and why a node did not answer."""
     message = request(runner, job, job_id)
 
     def ask(node: int) -> NewFilesReply:

@@ -1,5 +1,4 @@
-"""What a pull has not copied, and why: for the user and for the node, which remembers it; and the errors of
-this computer's disk."""
+"""What a pull has not copied, and why, for the user and the node; and the errors of this computer's disk."""
 
 from __future__ import annotations
 
@@ -7,9 +6,9 @@ import errno
 from pathlib import Path
 
 from cloudddp.agent.protocol.codec import MAX_REASON
-from cloudddp.agent.protocol.results import MAX_LEFT, LeftFile
+from cloudddp.agent.protocol.results import MAX_LEFT, SkippedFile
 from cloudddp.errors import CloudDDPError, Message
-from cloudddp.formats import counted
+from cloudddp.formats import plural
 from cloudddp.text import one_line
 
 MAX_NOTES = 50  # that are shown; the others are counted
@@ -36,9 +35,9 @@ class Notes:
         """Note that a file was not copied. `counts`: a result may be missing because of it. No name: nor were
         more files. No reason: it does not exist."""
         if why:
-            self._add(f"left out {name}: {why}" if name else f"left out {why}")
+            self.add(f"left out {name}: {why}" if name else f"left out {why}")
         elif not self._of_logs:
-            self._add(f"missing {name}")
+            self.add(f"missing {name}")
             self.missing.add(name)
         if counts and name and len(self._left) < MAX_LEFT:
             self._left.setdefault(name, one_line(why, MAX_REASON))
@@ -48,17 +47,13 @@ class Notes:
     def changed(self, name: str) -> None:
         """Note that a file may be a mix of two versions."""
         if not self._of_logs:
-            self._add(f"changed while it was copied: {name}; pull it again when nothing writes to it")
-
-    def replaced(self, name: str) -> None:
-        """Note that a file of the node has taken the place of a newer one."""
-        self._add(f"replaced {name}, which was newer on this computer")
+            self.add(f"changed while it was copied: {name}; pull it again when nothing writes to it")
 
     def deleted(self, name: str) -> None:
         """Count a file that the node no longer has, unless it has said why."""
         self._deleted += not (self._of_logs or self._has_more_left or name in self._left)
 
-    def _add(self, note: str) -> None:
+    def add(self, note: str) -> None:
         line = one_line(note, LONGEST_NOTE)
         if line not in self._lines and len(self._lines) == MAX_NOTES:
             self._more += 1
@@ -66,14 +61,14 @@ class Notes:
             self._lines[line] = None
 
     @property
-    def left(self) -> tuple[LeftFile, ...] | None:
-        return None if self._has_more_left else tuple(LeftFile(*one) for one in self._left.items())
+    def left(self) -> tuple[SkippedFile, ...] | None:
+        return None if self._has_more_left else tuple(SkippedFile(*item) for item in self._left.items())
 
     @property
     def lines(self) -> tuple[str, ...]:
         """The notes, a line that counts those not shown, and one that counts files that were deleted."""
         more = [f"and {self._more} more"] if self._more else []
-        count = counted(self._deleted, "file")
+        count = plural(self._deleted, "file")
         gone = [f"deleted on the node before they were copied: {count}"] if self._deleted else []
         return (*self._lines, *more, *gone)
 

@@ -1,10 +1,7 @@
-"""Files of a pull: which of them are wanted, by what is here already, and where they go.
-
-A file is the same as the node's if its size and time are; a time of a whole second does not identify the
-contents, because programs set such times (tar, cp), so the node compares their hash. A file that is the
-beginning of the node's is continued. What no agent sends is refused; what this computer cannot hold, or
-should not get, is left out with a note.
-"""
+"""Files of a pull: which of them are wanted, by what is here already, and where they go. A file is the same
+as the node's if its size and time are; a time of a whole second does not identify the contents, because
+programs set such times (tar, cp), so the node compares their hash. One that begins as the node's is
+continued. What no agent sends is refused; what this computer cannot hold, or should not get, is left out."""
 
 from __future__ import annotations
 
@@ -21,8 +18,8 @@ from typing import BinaryIO, NamedTuple
 from cloudddp.agent.protocol.checkpoints import Checkpoints, Part, folder_of, is_shard
 from cloudddp.agent.protocol.codec import ProtocolError
 from cloudddp.agent.protocol.manifest import LINK, Entry
-from cloudddp.agent.protocol.results import LeftFile
-from cloudddp.agent.protocol.transfer import MAX_KNOWN, NOTHING, Known, Record
+from cloudddp.agent.protocol.results import SkippedFile
+from cloudddp.agent.protocol.transfer import MAX_KNOWN, NOTHING, FileHead, PartialFile
 from cloudddp.agent.protocol.writing import FileWriter, Incoming, begun_name, known_of
 from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder, state_home
@@ -75,7 +72,7 @@ class _Writer(FileWriter):
             if name not in part.names and folder.kind(name) == stat.S_IFREG:
                 folder.remove(name)
 
-    def make_way(self, parent: int, base: str, path: str, _record: Record | None = None) -> None:
+    def make_way(self, parent: int, base: str, path: str, _record: FileHead | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
             info = os.stat(base, dir_fd=parent, follow_symlinks=False)
             if _identity(info) in self._placed:  # this computer takes both names for the same
@@ -107,7 +104,7 @@ class Pulled:
     size: int
     notes: tuple[str, ...]
     unchanged: int = 0
-    left: tuple[LeftFile, ...] | None = ()
+    left: tuple[SkippedFile, ...] | None = ()
     incomplete: tuple[str, ...] = ()
     others: Mapping[str, int] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
@@ -119,7 +116,6 @@ class Pulled:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the node has no results."""
         return not self.found and self.left == ()
 
 
@@ -145,7 +141,7 @@ class Placing:
         places: Mapping[str, Path] | None = None,
     ) -> None:
         self.wanted: dict[int, _Item] = {}
-        self.known: dict[int, Known] = {}
+        self.known: dict[int, PartialFile] = {}
         self._in_target: set[int] = set()  # of the known ones: the others have arrived before
         self._newer: set[int] = set()  # files that are newer here
         self._folders: dict[str, int] = {}  # path -> mode
@@ -163,7 +159,6 @@ class Placing:
         self._opened.close()
 
     def _writer(self, job: str) -> _Writer:
-        """Return what writes the files of a job."""
         if job not in self._writers:
             place = self._opened.enter_context(target_folder(self.places[job]))
             self._writers[job] = _Writer(place, self._arrived, self._placed)
@@ -173,8 +168,8 @@ class Placing:
     # -- what there is ---------------------------------------------------------------------------------------
 
     def accepts(self, path: str, link: str | None = None) -> bool:
-        """Return whether a file, folder or link may be written, and note why not. Raises ProtocolError for
-        one that no agent sends."""
+        """Return whether a path may be written, and note why not. Raises ProtocolError for what no agent
+        sends."""
         parts = safe_names.checked(path, self._roots, link)
         guarded = next((at for at, part in enumerate(parts, 1) if safe_names.guarded(part)), None)
         if guarded is not None:
@@ -233,28 +228,25 @@ class Placing:
 
     def check_space(self) -> int:
         """Return how many bytes have to be sent. Raises CloudDDPError where they do not fit."""
-        needed = {number: self._needed(number) for number in self.wanted}
+        held = {number: self.known.get(number, NOTHING).size for number in self.wanted}
+        sizes = {number: item.entry.size for number, item in self.wanted.items()}
+        needed = {  # a file in its place that has the size of the node's is taken for the same
+            number: full if number in self._in_target and held[number] < full else full - held[number]
+            for number, full in sizes.items()
+        }
         size = sum(needed.values())
         disk = os.fstatvfs(self._target.descriptor)
         free = max(disk.f_bavail * disk.f_frsize, MIB)  # of less the writing fails
         if size > free:
-            what, lacks = "the results are", size
-            largest = max(needed, key=needed.__getitem__)
+            what, largest = "the results are", max(needed, key=needed.__getitem__)
             if needed[largest] > free:
-                what = f"{one_line(self.wanted[largest].path, LONGEST_NOTE)} is"
-                lacks = needed[largest]
+                what, size = f"{one_line(self.wanted[largest].path, LONGEST_NOTE)} is", needed[largest]
             raise CloudDDPError(
-                f"node {self.node}: {what} {-(-lacks // MIB)} MiB, and {free // MIB} MiB are free on this "
+                f"node {self.node}: {what} {-(-size // MIB)} MiB, and {free // MIB} MiB are free on this "
                 "computer's disk; nothing was kept",
                 hint=FREE_SPACE_HINT,
             )
-        sizes = (one.entry.size for one in self.wanted.values())
-        return sum(sizes) - sum(one.size for one in self.known.values())
-
-    def _needed(self, number: int) -> int:
-        """Return the bytes that a file takes. One in its place that has its size is taken for the same."""
-        size, known = self.wanted[number].entry.size, self.known.get(number, NOTHING).size
-        return size if number in self._in_target and known < size else size - known
+        return sum(sizes.values()) - sum(held.values())
 
     # -- contents: a Target ----------------------------------------------------------------------------------
 
@@ -264,26 +256,26 @@ class Placing:
             raise ProtocolError(f"{path!r} continues a file that is not here")
         return self._writer(job).begin(path, offset, in_place=number in self._in_target)
 
-    def finish(self, record: Record, incoming: Incoming) -> None:
-        item, moment = self.wanted[record.number], _local_time(record.mtime_ns)
-        if record.changed:
+    def finish(self, head: FileHead, incoming: Incoming) -> None:
+        item, moment = self.wanted[head.number], _local_time(head.mtime_ns)
+        if head.changed:
             self.notes.changed(item.path)
-        if record.number in self._newer:
-            self.notes.replaced(item.path)
-        if not record.settled:  # a whole second does not identify the contents
+        if head.number in self._newer:
+            self.notes.add(f"replaced {item.path}, which was newer on this computer")
+        if head.unsettled:  # a whole second does not identify the contents
             moment -= moment % 10**9
         mode = 0o600 | (item.entry.mode & 0o755 & self._allowed)
-        self._writer(item.job).complete(record._replace(mtime_ns=moment), incoming, mode)
+        self._writer(item.job).complete(head._replace(mtime_ns=moment), incoming, mode)
 
-    def confirm(self, record: Record) -> bool:
-        number, digest = record.number, record.digest.hex()
-        if number not in self._in_target or self.known.get(number) != (record.size, digest):
+    def confirm(self, head: FileHead) -> bool:
+        number, digest = head.number, head.digest.hex()
+        if number not in self._in_target or self.known.get(number) != (head.size, digest):
             return False
         self._items[self.wanted[number].path] = None
         return True
 
-    def gone(self, record: Record) -> None:
-        path = self.wanted[record.number].path
+    def gone(self, head: FileHead) -> None:
+        path = self.wanted[head.number].path
         self.notes.deleted(path)
         del self._items[path]
 
@@ -294,10 +286,8 @@ class Placing:
         return os.fdopen(self._arrived.create(begun_name(self.wanted[number].path), 0o644), "wb")
 
     def set_time(self, path: str, mtime_ns: int) -> None:
-        moment = _local_time(mtime_ns)
-        os.utime(
-            begun_name(path), ns=(moment, moment), dir_fd=self._arrived.descriptor, follow_symlinks=False
-        )
+        times, name = (_local_time(mtime_ns),) * 2, begun_name(path)
+        os.utime(name, ns=times, dir_fd=self._arrived.descriptor, follow_symlinks=False)
 
     def drop(self, path: str) -> None:
         self._items.pop(path)
@@ -309,7 +299,7 @@ class Placing:
         of the nodes that are pulled from. Raises OSError."""
         items = [item for item in self._items.values() if item is not None]
         parts = {folder: of[self.node] for folder, of in known.parts.items() if self.node in of}
-        complete = {one for one in parts if not known.problems[one] and self.node in known.holders(one)}
+        complete = {part for part in parts if not known.problems[part] and self.node in known.holders(part)}
         incomplete, files, size = dict[str, None](), Counter[str](), 0
         own = self._writer("")
         if any(item.job for item in items):  # only other jobs may have files there

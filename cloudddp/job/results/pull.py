@@ -1,13 +1,7 @@
 """Pulling results: a stream of files from a node, written next to its destination and moved there once it is
-complete.
-
-The node lists what it has, and gets asked for what is not here (placing.py). So files that did not change are
-not sent again, and a transfer that broke continues.
-
-A node is not trusted: any program that runs there as the login user decides what is sent. So only what was
-requested is accepted (safe_names.py), never through a link. A file that cannot be written is left out and
-reported. A node that sends nothing for PACK_SECONDS is given up.
-"""
+complete. The node lists what it has, and gets asked for what is not here (placing.py). It is not trusted: any
+program of the login user decides what is sent. So only what was requested is accepted (safe_names.py), never
+through a link. One that sends nothing for PACK_SECONDS is given up."""
 
 from __future__ import annotations
 
@@ -41,7 +35,7 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     existing = next(path for path in (real, *real.parents) if identity_of(path) is not None)
     if any(safe_names.guarded(part) and not part.startswith((".cloudddp", LOGS)) for part in real.parts):
         why = "it is inside git's or cloudddp's own folder"
-    elif _is_state(existing):
+    elif (home := identity_of(state_home())) and home in map(identity_of, (existing, *existing.parents)):
         why = f"it is inside CLOUDDDP_HOME ({state_home()}), cloudddp's own folder"
     elif not existing.is_dir():
         why = f"{existing} is not a folder"
@@ -50,12 +44,6 @@ def check_target(to: Path, *, hint: str = OTHER_FOLDER_HINT) -> None:
     else:
         return
     raise UsageError(f"cannot write results to {to}: {why}", hint=hint)
-
-
-def _is_state(folder: Path) -> bool:
-    """Return whether a folder is CLOUDDDP_HOME or inside it, by whatever name."""
-    home = identity_of(state_home())
-    return home is not None and any(identity_of(path) == home for path in (folder, *folder.parents))
 
 
 def pull(
@@ -69,13 +57,12 @@ def pull(
     known: Checkpoints | None = None,
 ) -> Pulled:
     """Copy what is requested from one node into the folder `to`; files of another job to its folder in
-    `places`, or to `to` where it has none there. `known`: sharded checkpoints on the nodes that are pulled
-    from.
+    `places`, or to `to`. `known`: sharded checkpoints on the nodes that are pulled from.
 
-    Files are written to a folder inside `to` and moved once all have arrived, so that a broken transfer never
-    leaves a partial snapshot under its final name; the next pull from that node continues it. Raises
-    UsageError for a name or a target that is not allowed; NodeError, with nothing moved, if the connection
-    breaks or the node sends what was not requested; CloudDDPError where `to` cannot be written.
+    Files are moved to their places once all have arrived, so that a broken transfer leaves no partial
+    snapshot under its final name; the next pull from that node continues it. Raises UsageError for a name or
+    a target that is not allowed; NodeError, with nothing moved, if the connection breaks or the node sends
+    what was not requested; CloudDDPError where `to` cannot be written.
     """
     roots = safe_names.requested(request.paths)
     check_target(to)
@@ -87,14 +74,9 @@ def pull(
                 notes = Notes(of_logs=bool(request.job))
                 placing = Placing(arrived, target, roots, notes, node, places or {})
                 with contextlib.closing(Receive(placing, progress)) as receive:
+                    take, answer = receive.feed, receive.answer
                     result = client.run_step(
-                        runner,
-                        node,
-                        request,
-                        timeout=PACK_SECONDS,
-                        body=receive.answer,
-                        on_stdout=receive.feed,
-                        is_last=True,
+                        runner, node, request, timeout=PACK_SECONDS, body=answer, on_stdout=take
                     )
                     if result.exit_code:
                         hint = "" if result.stderr else "repeat `cloudddp pull`, which continues"

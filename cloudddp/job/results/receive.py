@@ -1,8 +1,5 @@
 """Takes what a node sends of its files: listings, which are answered with what is wanted of them, and then
-contents (protocol/receiving.py).
-
-A node is not trusted: what no agent sends raises ProtocolError, and with it nothing is kept.
-"""
+contents (protocol/receiving.py). What no agent sends raises ProtocolError, and with it nothing is kept."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from cloudddp.agent.protocol import file_steps, transfer
 from cloudddp.agent.protocol.codec import ProtocolError
-from cloudddp.agent.protocol.file_steps import LeftOut
+from cloudddp.agent.protocol.file_steps import SkippedEntry
 from cloudddp.agent.protocol.manifest import path_from_wire
 from cloudddp.agent.protocol.receiving import Receiver
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Frame, Frames, Listing, Wants
@@ -72,7 +69,7 @@ class Receive:
         if self._is_complete:
             raise ProtocolError("the stream continues after its end")
         if frame.kind == transfer.LEFT_OUT:
-            self._leave_out(decode(frame.head, LeftOut))
+            self._leave_out(decode(frame.head, SkippedEntry))
         elif self._receiver is None and frame.kind == transfer.DONE:
             self._total = self._placing.check_space()
             sizes = {number: item.entry.size for number, item in self._placing.wanted.items()}
@@ -87,7 +84,7 @@ class Receive:
         else:
             self._receiver.take(frame)
 
-    def _leave_out(self, one: LeftOut) -> None:
+    def _leave_out(self, one: SkippedEntry) -> None:
         self._left_out += 1
         if self._left_out > file_steps.MAX_LEFT_OUT + 1:
             raise ProtocolError(f"more than {file_steps.MAX_LEFT_OUT:,} files are left out")

@@ -13,24 +13,17 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from cloudddp.agent.client import Runner
-from cloudddp.agent.protocol.checkpoints import (
-    Part,
-    checkpoint_of,
-    folder_of,
-    is_shard,
-    is_sharded,
-    newest_complete,
-    refusal,
-)
+from cloudddp.agent.protocol import checkpoints as shards
+from cloudddp.agent.protocol.checkpoints import Part, folder_of, is_shard, refusal
 from cloudddp.agent.protocol.codec import has_job_id_format
 from cloudddp.agent.protocol.file_steps import ReceiveRequest
 from cloudddp.agent.protocol.manifest import MAX_FILES, Manifest, entry_of
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.cluster.model import Cluster
-from cloudddp.errors import Message, UsageError, q
-from cloudddp.formats import counted
+from cloudddp.errors import Message, StepWarning, UsageError, q
+from cloudddp.formats import plural
 from cloudddp.job import launch_record
-from cloudddp.job.project_files import RESULTS, Snapshot
+from cloudddp.job.project_files import RESULTS, ProjectFiles
 from cloudddp.job.results import checkpoints, safe_names
 from cloudddp.job.results.safe_names import INCOMPLETE, LOGS
 from cloudddp.job.sync import report_replaced
@@ -41,38 +34,35 @@ def results_here(root: Path) -> list[Path]:
     """Return the folders of results in a project, by job, the newest last, that have more than logs."""
     base = root / RESULTS
     found = sorted(path for path in base.glob("*") if has_job_id_format(path.name) and path.is_dir())
-    return [
-        path
-        for path in found
-        if any(one.name == INCOMPLETE or not safe_names.guarded(one.name) for one in path.iterdir())
-    ]
+
+    def is_result(name: str) -> bool:
+        return name == INCOMPLETE or not safe_names.guarded(name)
+
+    return [path for path in found if any(is_result(one.name) for one in path.iterdir())]
 
 
 def chain(root: Path, job_id: str | None) -> tuple[list[Path], list[str]]:
     """Return the folders of results of a job, by default the newest, and of those that it continued, the
-    oldest first; and the jobs that continued it whose results are not here. Raises UsageError where a folder
-    is missing."""
+    oldest first; and the jobs that continued it without results here. Raises UsageError for a missing
+    folder."""
     base, found = root / RESULTS, results_here(root)
     chosen = [path for path in found if job_id in (None, path.name)]
     if not chosen:
+        available = f"available: {', '.join(path.name for path in found[-5:])}"
         raise UsageError(
             f"{base} has no results" + (f" of job {job_id}" if job_id else ""),
-            hint=(
-                f"available: {', '.join(path.name for path in found[-5:])}"
-                if found
-                else Message("`cloudddp pull` copies them")
-            ),
+            hint=available if found else Message("`cloudddp pull` copies them"),
         )
     last = chosen[-1].name
     jobs, later = launch_record.chain_of(last)
-    if missing := [one for one in jobs if not (base / one).is_dir()]:
+    if missing := [job for job in jobs if not (base / job).is_dir()]:
         without = shlex.join(["mkdir", "-p", *(str(base / one) for one in missing)])
         raise UsageError(
             f"job {last} continued {', '.join(missing)}, of which {base} has nothing; no results were sent",
             hint=f"`cloudddp pull --job {q(missing[0])}` copies results while nodes have them; `{without}` "
             "goes on without them",
         )
-    return [base / one for one in jobs], [one for one in later if not (base / one).is_dir()]
+    return [base / job for job in jobs], [one for one in later if not (base / one).is_dir()]
 
 
 def check_complete(folders: Sequence[Path]) -> list[str]:
@@ -84,7 +74,7 @@ def check_complete(folders: Sequence[Path]) -> list[str]:
     incomplete = {name: refusal(name, problems) for name, why in problems.items() if why}
     for name, why in incomplete.items():
         last = list(known)[-1]
-        if name in known[last] and not newest_complete(name, problems):
+        if name in known[last] and not shards.newest_complete(name, problems):
             raise UsageError(
                 f"{why}; no results were sent",
                 hint=f"to send the others, remove {last / LOGS / checkpoints.FILE}",
@@ -108,11 +98,14 @@ def restore(
     for root, found, nodes, known in parts:
         manifest = {name: entry for name, entry in found.items() if name not in project}
         if manifest and not nodes:
-            progress(f"warning: not sent: {root}, since the cluster has no node of that number")
+            progress(StepWarning(f"not sent: {root}, since the cluster has no node of that number"))
         if not (manifest and nodes):
             continue
-        progress(f"sending {counted(len(manifest), 'file')} of {root} to {counted(len(nodes), 'node')}")
-        files, addresses = Snapshot(root, manifest), {node: cluster.nodes[node].private_ip for node in nodes}
+        progress(f"sending {plural(len(manifest), 'file')} of {root} to {plural(len(nodes), 'node')}")
+        files, addresses = (
+            ProjectFiles(root, manifest),
+            {node: cluster.nodes[node].private_ip for node in nodes},
+        )
         request = ReceiveRequest(PROJECT, put_back=known)
         report_replaced(Transfer(runner, files, addresses, View(progress), request).run().all(), progress)
         count += len(manifest)
@@ -131,7 +124,7 @@ def newest(
     later: set[str] = set()  # folders of checkpoints
     own = {f"node{node}": node for node in nodes}
     for folder in reversed(folders):
-        known, shards = checkpoints.read(folder), defaultdict[str, list[str]](list)
+        known, saved = checkpoints.read(folder), defaultdict[str, list[str]](list)
         ended = {path.name for path in (folder / LOGS).glob("node*")} - own.keys()
         manifest, chosen = _manifest(folder), {place: Manifest() for place in ("", *own, *sorted(ended))}
         for name, entry in manifest.items():
@@ -140,9 +133,9 @@ def newest(
             if names.isdisjoint((name, path)) and folder_of(path, later) is None:
                 chosen[place][path] = entry
             if is_shard(path):
-                shards[checkpoint_of(posixpath.dirname(path))].append(path)
+                saved[shards.checkpoint_of(posixpath.dirname(path))].append(path)
         names |= manifest.keys()
-        later |= known.keys() | {one for one, paths in shards.items() if is_sharded(paths)}
+        later |= known.keys() | {one for one, paths in saved.items() if shards.is_sharded(paths)}
         for place in reversed(chosen):
             to = [node for name, node in own.items() if place in ("", name)]
             found.append((folder / place, chosen[place], to, tuple(known.values())))
@@ -150,7 +143,6 @@ def newest(
 
 
 def _manifest(root: Path) -> Manifest:
-    """Return the files and links below a folder."""
     found = Manifest()
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not safe_names.guarded(name)]

@@ -1,12 +1,10 @@
-"""Fetches results that the nodes have copied to Amazon S3, with the rules of a pull from a node.
-
-Any program on a node could write there with the role of the node: names are checked as those of a node are,
-nothing is written through a link, and a file that is newer on this computer stays.
-"""
+"""Fetches results that the nodes have copied to Amazon S3, with the rules of a pull from a node: any program
+there could write to S3, too."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,8 +18,7 @@ from cloudddp.agent.protocol.manifest import LINK as SYMLINK
 from cloudddp.agent.replies import decode
 from cloudddp.aws import s3
 from cloudddp.aws.client import AWS
-from cloudddp.aws.s3 import Object
-from cloudddp.files import Folder
+from cloudddp.aws.s3 import S3Object
 from cloudddp.job.results import incoming, pull, safe_names
 from cloudddp.job.results.notes import Notes
 from cloudddp.job.results.placing import Placing, Pulled
@@ -35,11 +32,10 @@ _NO_REPORT = Copied("", CopyPhase.COPYING)
 
 @dataclass
 class NodeObjects:
-    """What a node has copied: the objects of its outputs and logs by their paths, and its report, which is
-    still COPYING where it made none."""
+    """The objects of a node's outputs and logs by their paths, and its report, COPYING where it made none."""
 
-    outputs: dict[str, Object] = field(default_factory=dict)
-    logs: dict[str, Object] = field(default_factory=dict)
+    outputs: dict[str, S3Object] = field(default_factory=dict)
+    logs: dict[str, S3Object] = field(default_factory=dict)
     report: Copied = _NO_REPORT
 
 
@@ -65,23 +61,24 @@ def find(aws: AWS, place: Destination) -> dict[int, NodeObjects]:
 def fetch(
     aws: AWS,
     place: Destination,
-    found: Mapping[str, Object],
+    found: Mapping[str, S3Object],
     names: Sequence[str],
     *,
     node: int,
     to: Path,
     known: Checkpoints | None = None,
 ) -> Pulled:
-    """Copy those objects (by path) that lie below `names` into the folder `to`. Raises as pull.pull does, and
-    AWSError, with nothing moved."""
+    """Copy the objects below `names` into the folder `to`. Raises as pull.pull does, and AWSError."""
     roots = safe_names.requested(names)
     pull.check_target(to)
     notes = Notes()
     beginnings = tuple("/".join((*root, "")) for root in roots)
-    chosen = [one for one in sorted(found.items()) if f"{one[0]}/".startswith(beginnings)]
+    chosen = [item for item in sorted(found.items()) if f"{item[0]}/".startswith(beginnings)]
     present = [f"{name}/" for name, _ in chosen]
     notes.missing |= {
-        one[:-1] for one in beginnings if one and not any(name.startswith(one) for name in present)
+        beginning[:-1]
+        for beginning in beginnings
+        if beginning and not any(name.startswith(beginning) for name in present)
     }
     folder = incoming.name_of("s3", place.bucket, place.prefix, str(node))
     with (
@@ -100,7 +97,8 @@ def fetch(
             about = metadata.get(one.key, {})
             text, link = about.get(MTIME, ""), about.get(LINK, "")
             mtime_ns = int(text) if text.isascii() and text.isdigit() and len(text) < 30 else 0
-            if mtime_ns and _time_here(target, name) > mtime_ns:
+            here = target.path / name
+            if mtime_ns and os.path.lexists(here) and here.lstat().st_mtime_ns > mtime_ns:
                 notes.left_out(name, "the file on this computer is newer", counts=False)
                 placing.drop(name)
             elif link and not one.size:
@@ -110,13 +108,6 @@ def fetch(
             else:
                 placing.set_time(name, mtime_ns)
         return placing.move(known or Checkpoints({}))
-
-
-def _time_here(target: Folder, name: str) -> int:
-    """Return the time of what the target has at a path (ns), 0 for nothing."""
-    with contextlib.suppress(OSError):
-        return (target.path / name).lstat().st_mtime_ns
-    return 0
 
 
 @contextlib.contextmanager

@@ -1,9 +1,6 @@
-"""Which names in a stream of results may be written. Pure.
-
-A name is a relative path, as its components. It must be one that was requested, or lie below one, and so must
-the target of a link. Files that git or cloudddp would interpret are left out, in every spelling that some
-file system treats as the same name.
-"""
+"""Which names in a stream of results may be written: one that was requested, or lies below one, and for a
+link also its target, as components. Files that git or cloudddp would interpret are left out, in every
+spelling that some file system treats as the same name. Pure."""
 
 from __future__ import annotations
 
@@ -32,10 +29,8 @@ _MAX_CHARACTERS = MAX_COMPONENT // 4  # that surely fit: UTF-8 has at most 4 byt
 
 
 def requested(names: Sequence[str]) -> tuple[Parts, ...]:
-    """Return the paths of the names that a user requested, without those that lie below another of them.
-
-    Raises UsageError for one that leads out of the project.
-    """
+    """Return the paths of the names that a user requested, without those below another of them. Raises
+    UsageError for one that leads out of the project."""
     found: list[Parts] = []
     for name in names:
         plain = posixpath.normpath(name)
@@ -78,11 +73,9 @@ def too_long(path: Parts) -> bool:
 
 
 def guarded(part: str) -> bool:
-    """Return whether git or cloudddp would take a component for a file of its own, on any file system.
-
-    Some file systems ignore case, invisible characters and the normal form of a letter (ext4, APFS, HFS+), or
-    accept short names, trailing dots and spaces, and streams (NTFS): so all of these are ignored here.
-    """
+    """Return whether git or cloudddp would take a component for a file of its own, on any file system: some
+    ignore case, invisible characters and the normal form of a letter (ext4, APFS, HFS+), or accept short
+    names, trailing dots and spaces, and streams (NTFS)."""
     # Of usual names without the tables of Unicode: the same, in a tenth of the time.
     shown = part.lower() if part.isascii() and part.isprintable() else _plain(part)
     if not shown.startswith(_BEGINNINGS):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from cloudddp.simulator.ec2.patch import override, wrap
 
@@ -62,13 +63,26 @@ def fast_imports() -> Iterator[None]:
 
 @contextlib.contextmanager
 def data_files_parsed_once() -> Iterator[None]:
-    """Within the block, all boto3 sessions share botocore's parsed data files."""
-    from botocore.loaders import JSONFileLoader
+    """Within the block, all boto3 sessions share botocore's parsed data files, and what it makes of them for
+    each client: the list of services, and the class of a service's clients (EC2's has 800 methods)."""
+    from botocore.client import ClientCreator
+    from botocore.loaders import JSONFileLoader, Loader
 
-    load_file = JSONFileLoader.load_file
-    load_once = functools.cache(lambda path: load_file(JSONFileLoader(), path))
-    JSONFileLoader.load_file = lambda _, path: load_once(path)
-    try:
+    with contextlib.ExitStack() as undo:
+
+        def share(owner: Any, name: str, key: Callable[..., object]) -> None:
+            original, known = getattr(owner, name), {}
+
+            def once(self: object, *args: Any, **named: Any) -> Any:
+                found = key(*args, **named)
+                if found not in known:
+                    known[found] = original(self, *args, **named)
+                return known[found]
+
+            setattr(owner, name, once)
+            undo.callback(setattr, owner, name, original)
+
+        share(JSONFileLoader, "load_file", lambda path: path)
+        share(Loader, "list_available_services", lambda type_name: type_name)
+        share(ClientCreator, "_create_client_class", lambda service_name, _: service_name)
         yield
-    finally:
-        JSONFileLoader.load_file = load_file

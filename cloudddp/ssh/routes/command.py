@@ -20,15 +20,13 @@ from math import inf
 
 from cloudddp.config.timing import Timing
 from cloudddp.errors import ConnectError, inert
-from cloudddp.ssh.target import NodeSocket, Stream, Target
+from cloudddp.ssh.target import NodeSocket, Target
 from cloudddp.text import one_line
 
 _KEPT = 4096  # bytes of what the program writes to stderr
-# Bytes at the beginning of its output in which SSH's identification is looked for (RFC 4253, section 4.2).
-_STARTS = 4096
-_SLICE = 0.1  # seconds in which a program that was ended shows it
 _END_SECONDS = 3.0  # for the program to end after SIGTERM
 _EXIT_SECONDS = 2.0  # for the program to exit after it has closed its output
+_SILENT_SECONDS = 0.1  # for one that has not
 # The shell's "not found" and "not executable"; the AWS CLI's "invalid usage" and "no valid configuration"
 # (https://docs.aws.amazon.com/cli/latest/userguide/cli-usage-returncodes.html).
 _PERMANENT = (126, 127, 252, 253)
@@ -43,39 +41,25 @@ class ProxyCommand:
         self._command = command
         self._environment = dict(environment)
 
-    def open(self, _target: Target, _timeout: float, limits: Timing) -> Stream:
+    def open(self, _target: Target, _timeout: float, limits: Timing) -> NodeSocket:
         shell = os.environ.get("SHELL") or "/bin/sh"
         return ProcessStream([shell, "-c", f"exec {self._command}"], self._environment, limits.dead)
 
-    def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
-        if not isinstance(stream, ProcessStream):
+    def explain(self, target: Target, stream: NodeSocket) -> ConnectError | None:
+        assert isinstance(stream, ProcessStream)  # noqa: S101
+        code, error, sent = stream.exit_code(), stream.last_error(), stream.greeting()
+        if code is None and stream.speaks_ssh:
             return None
-        code = stream.exit_code()
-        if code is None:
-            return self._without_ssh(target, stream)
-        error = stream.last_error()
-        how = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
-        permanent = code in _PERMANENT or any(word in error for word in _DENIED)
+        if code is not None:
+            what = f"was ended by signal {-code}" if code < 0 else f"exited with {code}"
+        else:
+            what = f"does not speak SSH: it sent {sent}" if sent else "is silent"
+        denied = code is not None and any(word in error for word in _DENIED)
         return ConnectError(
-            f"{target.label}: the proxy command {how}" + (f": {error}" if error else ""),
-            hint=f"it was: {inert(one_line(self._command, 300))}",
-            patience=0.0 if permanent else inf,
-        )
-
-    def _without_ssh(self, target: Target, stream: ProcessStream) -> ConnectError | None:
-        """Return the error for a command that has not ended by itself and has sent nothing, or something else
-        than SSH."""
-        if stream.speaks_ssh:
-            return None
-        sent = stream.sent()
-        error = stream.last_error() if stream.signalled else ""
-        return ConnectError(
-            f"{target.label}: the proxy command "
-            f"{f'does not speak SSH: it sent {sent}' if sent else 'is silent'}"
-            + (f": {error}" if error else ""),
+            f"{target.label}: the proxy command {what}" + (f": {error}" if error else ""),
             hint=self.silent_hint,
-            patience=inf,
-            silent=not sent,
+            patience=0.0 if denied or code in _PERMANENT else inf,
+            silent=code is None and not sent,
         )
 
     def openssh_options(self, _target: Target) -> list[str]:
@@ -110,36 +94,29 @@ class ProcessStream(NodeSocket):
                 # Ctrl-C is for cloudddp, which may still need the connection to stop a job.
                 start_new_session=True,
             )
-        self._ended = self.signalled = False
-        self._start = b""  # of what it has sent
+        self._is_stopped = False  # by us
         self._errors = bytearray()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
 
     def recv(self, size: int) -> bytes:
-        """Return what has arrived, b'' at the end. Raises TimeoutError."""
         try:
-            data = super().recv(size)
-        except TimeoutError:
-            raise
-        except OSError:  # it has ended without reading all that was sent, or the stream was closed here
-            data = b""
-        self._ended = self._ended or not (data or self._closed)
-        self._report_start()
-        self._start += data[: _STARTS - len(self._start)]
-        return data
+            return super().recv(size)
+        finally:
+            if self.first or self.has_ended:
+                self._report_start()
 
     def close(self) -> None:
         """End the program, in the background if it takes time."""
-        if self._closed:
-            return
-        self._report_start()
-        if not self._ended:  # one that has ended by itself keeps its exit code
-            self._signal(signal.SIGTERM)
-        super().close()
-        threading.Thread(target=self._end, daemon=True).start()
+        if not self._closed:
+            self._report_start()
+            self._is_stopped = not self.has_ended  # one that has ended by itself keeps its exit code
+            super().close()
+            threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
+        if self._is_stopped:
+            self._signal(signal.SIGTERM)
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -149,31 +126,21 @@ class ProcessStream(NodeSocket):
     def _signal(self, number: signal.Signals) -> None:
         """Send a signal to the program and what it has started."""
         if self._process.poll() is None:
-            self.signalled = True
             with contextlib.suppress(OSError):
                 os.killpg(self._process.pid, number)
 
-    def exit_code(self) -> int | None:
-        """Return the program's exit code if it has ended by itself.
+    def _report_start(self) -> None:
+        if self._has_started.acquire(blocking=False):
+            self._on_start()
 
-        paramiko closes the stream of a program that is silent or does not speak SSH, and `close` ends the
-        program.
-        """
+    def exit_code(self) -> int | None:
+        """Return the program's exit code if it has ended by itself: paramiko closes the stream of one that is
+        silent or does not speak SSH."""
         try:
-            code = self._process.wait(_EXIT_SECONDS if self._ended else _SLICE)
+            code = self._process.wait(_EXIT_SECONDS if self.has_ended else _SILENT_SECONDS)
         except subprocess.TimeoutExpired:
             return None
-        return None if self.signalled else code
-
-    @property
-    def speaks_ssh(self) -> bool:
-        """Whether it has sent SSH's identification."""
-        return b"SSH-" in self._start
-
-    def sent(self) -> str:
-        """Return the beginning of what it has sent, quoted, or ''."""
-        text = self._start.decode(errors="replace")
-        return repr(one_line((text.strip() or text).splitlines()[0], 60)) if text else ""
+        return None if self._is_stopped else code
 
     def last_error(self) -> str:
         """Return the last line that the program has written to stderr, safe to print."""
@@ -182,12 +149,9 @@ class ProcessStream(NodeSocket):
 
     def errors(self) -> str:
         """Return the end of what the program has written to stderr, as it is."""
-        self._listener.join(_EXIT_SECONDS)
+        if self.has_ended or self._closed:
+            self._listener.join(_EXIT_SECONDS)
         return bytes(self._errors).decode(errors="replace")
-
-    def _report_start(self) -> None:
-        if self._has_started.acquire(blocking=False):
-            self._on_start()
 
     def _listen(self) -> None:
         assert self._process.stderr is not None  # noqa: S101

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from cloudddp.config import timing
 from cloudddp.config.timing import Timing
-from cloudddp.errors import ConnectError, Message, UsageError, q
+from cloudddp.errors import ConnectError, UsageError, q
 from cloudddp.ssh.routes.command import ProcessStream
-from cloudddp.ssh.target import EARLY_CLOSE_HINT, Stream, Target, early_close, known_hosts_name
+from cloudddp.ssh.target import EARLY_CLOSE, EARLY_CLOSE_HINT, NodeSocket, Target, known_hosts_name
 from cloudddp.text import one_line
 
 _GIVEN = re.compile(
@@ -93,7 +93,7 @@ class Jump:
     """A route through `[user@]host[:port]`."""
 
     def __init__(self, given: str) -> None:
-        self.silent_hint: str = Message(
+        self.silent_hint = (
             "does the jump host reach the node's subnet, and does the security group of the nodes admit it? "
             "`cloudddp allow-me` admits its present address"
         )
@@ -107,7 +107,7 @@ class Jump:
         """What ssh makes of it. Raises UsageError."""
         return _resolved(self._given, [_program(), *_files(), "-G", *self._login])
 
-    def open(self, target: Target, timeout: float, limits: Timing) -> Stream:
+    def open(self, target: Target, timeout: float, limits: Timing) -> NodeSocket:
         words = self._limited_command(f"[{target.host}]:{target.port}", timeout, limits)
         _LOGGING_IN.acquire()
         try:
@@ -122,17 +122,19 @@ class Jump:
         with contextlib.closing(
             ProcessStream(self._limited_command(_SELF, timeout, limits), {}, limits.dead)
         ) as stream:
-            has_answered: bool | None = None
-            while has_answered is None:
-                with contextlib.suppress(TimeoutError):
-                    has_answered = bool(stream.recv(1))
-                if has_answered is None and time.monotonic() > deadline:
-                    raise ConnectError(f"{host.where}: no answer", hint=self._login_hint, patience=inf)
-        if not has_answered and failure_in(stream.errors())[0] not in _AFTER_LOGIN:
+            answer = b""
+            while not (answer or stream.has_ended):
+                if time.monotonic() > deadline:
+                    hint = f"does {self._login_command} work?"
+                    raise ConnectError(f"{host.where}: no answer", hint=hint, patience=inf)
+                with contextlib.suppress(OSError):
+                    answer = stream.recv(1)
+        if not answer and failure_in(stream.errors())[0] not in _AFTER_LOGIN:
             raise self._failure(stream.errors())
 
-    def explain(self, target: Target, stream: Stream | None) -> ConnectError | None:
-        if not isinstance(stream, ProcessStream) or stream.speaks_ssh:
+    def explain(self, target: Target, stream: NodeSocket) -> ConnectError | None:
+        assert isinstance(stream, ProcessStream)  # noqa: S101
+        if stream.speaks_ssh:
             return None
         code, errors = stream.exit_code(), stream.errors()
         kind, line = failure_in(errors)
@@ -145,7 +147,7 @@ class Jump:
             )
         if kind or code:
             return self._failure(errors)
-        if code is None and not stream.sent():
+        if code is None and not stream.greeting():
             return ConnectError(
                 f"{target.where}: no answer", hint=self.silent_hint, patience=inf, silent=True
             )
@@ -171,48 +173,41 @@ class Jump:
         return [_program(), *options, *_files(), "-W", to, *self._login]
 
     @property
-    def _login_hint(self) -> str:
-        return Message(f"does `ssh {q(*self._login)}` work?")
+    def _login_command(self) -> str:
+        return f"`ssh {q(*self._login)}`"
 
     def _failure(self, errors: str) -> ConnectError:
         """Return what ssh has written as an error of the jump host, with patience if waiting may help."""
-        host, login = self.host, f"`ssh {q(*self._login)}`"
+        host, login = self.host, self._login_command
         kind, line = failure_in(errors)
-        match kind:
-            case "unknown":
-                return ConnectError(
-                    f"{host.where}: its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
-                    hint=f"log in once, compare the fingerprint, and accept it: {login}",
-                )
-            case "changed":
-                known_as = shlex.quote(known_hosts_name(host.host, host.port))
-                remove = f"if the jump host was replaced: `ssh-keygen -R {known_as}`, then "
-                return ConnectError(
-                    f"{host.where}: its host key is not the one in {_KNOWN_HOSTS}: refused",
-                    hint=Message(remove + login),
-                )
-            case "revoked":
-                return ConnectError(f"{host.where}: its host key is revoked in {_KNOWN_HOSTS}: refused")
-            case "login":
-                return ConnectError(
-                    f"{host.where}: it accepts none of your keys ({line})",
-                    hint=f"does {login} log in without asking? add your key to the agent with `ssh-add`",
-                )
-            case "forbidden":
-                return ConnectError(
-                    f"{host.where}: it does not forward connections ({line})",
-                    hint="AllowTcpForwarding and PermitOpen in its sshd_config must allow the nodes",
-                )
-            case "early close":
-                text = f"{host.where}: {early_close('')}"
-                return ConnectError(text, hint=EARLY_CLOSE_HINT, patience=inf)
-            case "refused":
-                why = "connection refused"
-            case "silent":
-                why = "no answer"
-            case _:
-                why = line.rpartition(": ")[2] or "ssh has ended"
-        return ConnectError(f"{host.where}: {why}", hint=self._login_hint, patience=inf)
+        known_as = shlex.quote(known_hosts_name(host.host, host.port))
+        lasting = {
+            "unknown": (
+                f"its host key is not in {_KNOWN_HOSTS}, so it cannot be verified: refused",
+                f"log in once, compare the fingerprint, and accept it: {login}",
+            ),
+            "changed": (
+                f"its host key is not the one in {_KNOWN_HOSTS}: refused",
+                f"if the jump host was replaced: `ssh-keygen -R {known_as}`, then {login}",
+            ),
+            "revoked": (f"its host key is revoked in {_KNOWN_HOSTS}: refused", ""),
+            "login": (
+                f"it accepts none of your keys ({line})",
+                f"does {login} log in without asking? add your key to the agent with `ssh-add`",
+            ),
+            "forbidden": (
+                f"it does not forward connections ({line})",
+                "AllowTcpForwarding and PermitOpen in its sshd_config must allow the nodes",
+            ),
+        }
+        passing = {
+            "early close": (EARLY_CLOSE, EARLY_CLOSE_HINT),
+            "refused": ("connection refused", f"does {login} work?"),
+            "silent": ("no answer", f"does {login} work?"),
+        }
+        other = (line.rpartition(": ")[2] or "ssh has ended", f"does {login} work?")
+        what, hint = lasting.get(kind) or passing.get(kind, other)
+        return ConnectError(f"{host.where}: {what}", hint=hint, patience=0.0 if kind in lasting else inf)
 
 
 # ControlMaster: a connection that the user keeps may be shared, but none is left behind.

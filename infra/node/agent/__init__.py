@@ -21,21 +21,7 @@ Data comes in as requests on stdin (steps/), messages of the other agents (gang/
 share/), and what ranks write: logs, their training status, their steps.
 
 Imports go down only (.importlinter). Each step is the module of its name in steps/, with `REQUEST`, the type
-of its request, and `step(request)`:
-
-    probe      inspect the machine; compare the project's files
-    receive    delete and write files of the project, from the laptop or from another node
-    setup      run the project's setup commands, once for each content
-    start      start a job's processes on this node, detached
-    follow     write a job's logs and states to stdout as they are produced
-    kill       end every process of a job, and check that none is left
-    conclude   record the verdict of the other nodes on one whose agent could not take part
-    jobs       list the jobs of this node
-    stacks     read the stacks of a job's ranks
-    poweroff   change after how much time without a use this node ends
-    new_files  list the files that jobs wrote into the project and that were not pulled yet
-    pulled     record what has been pulled
-    pack       write files of the project to stdout, as far as the laptop lacks them
+of its request, and `step(request)`.
 
 A new step is a module there, its name in `dispatch.STEPS` and in .importlinter, and its messages in the
 protocol. A module imports what it needs at its top, so that a running step does not read its files again,

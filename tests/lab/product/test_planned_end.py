@@ -71,17 +71,6 @@ def test_nodes_end_whatever_ends_the_setup(cli: CommandLine, ec2: Any) -> None:
     ended(cli, ec2)
 
 
-def test_nodes_stay_after_a_stall_for_the_minutes_of_keep(cli: CommandLine, ec2: Any) -> None:
-    cli.write("hang.py", "import time; print('began', flush=True); time.sleep(1000)")
-    cli.write("cloudddp.toml", TOML + 'stall_minutes = 0.1\non_stall = "down"\n')
-    cli.ok("launch", "-d", "--keep", "3", "hang.py")
-    wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")
-    assert "--keep of job" in cli("jobs").stderr
-    assert "began" in cli.ok("logs")
-    ended(cli, ec2)
-    assert "on_stall = down" in cli("jobs").stderr
-
-
 def test_launch_that_fails_changes_no_plan(cli: CommandLine, ec2: Any) -> None:
     job = cli.ok("launch", "-d", "--down", "--keep", "4", "short.py").strip()
     wait_for(lambda: newest(cli)["nodes_end"], "the end of the nodes is planned")

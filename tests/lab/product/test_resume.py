@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import pytest
@@ -114,18 +113,6 @@ def test_silent_node_is_replaced_only_on_request(cli: CommandLine, ec2: Any) -> 
     now = set(described(ec2, cli.cluster))
     assert len(now) == 2
     assert second not in now
-
-
-def test_reboot_ends_a_job_that_is_followed(cli: CommandLine, ec2: Any) -> None:
-    cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
-    process = cli.start("launch", "count.py")
-    written(cli, "began")
-    ec2.reboot_instances(InstanceIds=live(cli)[1:])
-    _, err = finished(process, 1)
-    assert re.search(
-        r"node [01] was rebooted while the job ran \(it started again at \d\d:\d\d:\d\d UTC\)", err
-    )
-    assert f"resume {newest(cli)['id']}` starts the job again" in err
 
 
 def test_job_with_retries_is_resumed_after_a_slow_reboot(cli: CommandLine, ec2: Any) -> None:

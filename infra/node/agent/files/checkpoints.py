@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from agent.files import paths, records
 from agent.files.sync_record import Synced
-from agent.jobs import clocks, job_record, phases
+from agent.jobs import job_record, phases
 from agent.node import store
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import (
@@ -136,7 +136,7 @@ def _named_in(metadata: Path) -> set[str]:
 
 def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
     shards = {name: one for name, one in files.items() if is_shard(name)}
-    job, attempt = newest = max(one.writer for one in shards.values())
+    job, attempt = newest = max(shard.writer for shard in shards.values())
     listings = {os.path.dirname(n): n for n in shards if os.path.basename(n) == METADATA}
     listings = {inner: name for inner, name in listings.items() if shards[name].writer == newest}
     inside = {inner: _named_in(project / folder / name) for inner, name in listings.items()}
@@ -187,7 +187,7 @@ def _part(project: Path, folder: str, files: Mapping[str, _File]) -> Part:
         lacking=tuple(sorted(named.difference(names))),
         shards=shards_at,
         metadata=metadata_at,
-        ahead=clocks.ahead(store.job_folder(job), attempt) if job and metadata_at else {},
+        ahead=job_record.ahead(store.job_folder(job), attempt) if job and metadata_at else {},
     )
 
 

@@ -43,8 +43,8 @@ class _Lease:
         folder = store.job_folder(self.job)
         if phases.was_started(folder) or not processes.runs(self.session, self.born):
             return False
-        setup = phases.setup_phase(folder)
-        return setup is JobPhase.SETUP or (setup is None and 0 <= time.monotonic() - self.at < LEASE)
+        setup = phases.recorded(folder)
+        return setup.state is JobPhase.SETUP if setup else 0 <= time.monotonic() - self.at < LEASE
 
 
 class ProjectLock:

@@ -19,7 +19,7 @@ from cloudddp.agent.protocol.codec import MAX_REQUEST
 from cloudddp.agent.protocol.frozen import frozen
 
 
-class Origin(NamedTuple):
+class Writer(NamedTuple):
     """The instance that wrote a file (or that sent it, if the writer had left the job), the job ('': unknown)
     and its attempt; and the size and mtime (ns) of the copy."""
 
@@ -41,7 +41,7 @@ class Results:
 
     pulled: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    copies: dict[str, Origin] = field(default_factory=dict)
+    copies: dict[str, Writer] = field(default_factory=dict)
     damaged: bool = False
 
     def is_pulled(self, name: str, written: int) -> bool:
@@ -51,13 +51,13 @@ class Results:
             written < self.pulled.get(part, 0) for part in parts
         )
 
-    def copy(self, name: str, info: os.stat_result) -> Optional[Origin]:
+    def copy(self, name: str, info: os.stat_result) -> Optional[Writer]:
         """Return where a file comes from; None for one that is no copy, or was changed here since."""
         found = self.copies.get(name)
         is_same = found is not None and (found.size, found.mtime_ns) == (info.st_size, info.st_mtime_ns)
         return found if is_same else None
 
-    def moved(self, name: str, folder: str) -> dict[str, Origin]:
+    def moved(self, name: str, folder: str) -> dict[str, Writer]:
         """Return the copies at or below a path, by their names once it was moved into the folder."""
         copies = self.copies.items()
         return {f"{folder}/{one}": origin for one, origin in copies if f"{one}/".startswith(f"{name}/")}
@@ -80,7 +80,7 @@ def update(project: Path, change: Callable[[Results], Results]) -> None:
         store.write(_file(project), change(results(project)))
 
 
-def keep_copies(project: Path, copies: Mapping[str, Optional[Origin]]) -> None:
+def keep_copies(project: Path, copies: Mapping[str, Optional[Writer]]) -> None:
     """Record where files come from, before they are written, and forget those that were deleted. None: a file
     is no copy. Raises OSError."""
 

@@ -20,7 +20,7 @@ from typing import Optional
 from agent.files import paths, records, shared
 from agent.files.selection import NewFile
 from agent.files.sync_record import Synced
-from agent.files.tree import Found, LeftOut, Tree
+from agent.files.tree import Found, OnSkipped, Tree
 from agent.jobs import phases
 from cloudddp.agent.protocol.checkpoints import is_shard
 from cloudddp.agent.protocol.file_steps import REPLACED
@@ -60,7 +60,7 @@ class Scan:
         *,
         again: Optional[int] = None,
         seconds: float = SCAN_SECONDS,
-        left_out: Optional[LeftOut] = None,
+        left_out: Optional[OnSkipped] = None,
         present: Collection[str] = (),
     ) -> None:
         self._present = frozenset(present)
@@ -121,7 +121,7 @@ class Scan:
         yield NewFile(written, place, found, is_pulled)
 
 
-def below(folder: Path, names: Sequence[str], left_out: LeftOut, *, every: bool = False) -> Iterator[Found]:
+def below(folder: Path, names: Sequence[str], left_out: OnSkipped, *, every: bool = False) -> Iterator[Found]:
     """Yield what is at or below these paths in a folder. `every`: also files behind links that no job wrote,
     and shared folders that count on another node."""
     roots = [os.path.normpath(name) for name in names]

@@ -59,15 +59,15 @@ def places() -> Places:
 
 
 def is_below(name: str, folders: Collection[str]) -> bool:
-    return any(f"{name}/".startswith(f"{one}/") for one in folders)
+    return any(f"{name}/".startswith(f"{folder}/") for folder in folders)
 
 
 def missing(folders: Sequence[SharedFolder]) -> set[str]:
     """Return the programs that this node lacks."""
     needed = {
-        f"mount.{_kind(one.source)}" if one.source else "exportfs"
-        for one in folders
-        if one.source or one.clients
+        f"mount.{_kind(folder.source)}" if folder.source else "exportfs"
+        for folder in folders
+        if folder.source or folder.clients
     }
     path = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
     return {name for name in needed if shutil.which(name, path=path) is None}
@@ -83,7 +83,7 @@ def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes
         )
     if lacking:
         yield ["bash", "-c", INSTALL.format(" ".join(sorted(PACKAGES[name] for name in lacking)))], b""
-    wanted = {str(_mount_point(one)): one.source for one in folders if one.source}
+    wanted = {str(_mount_point(folder)): folder.source for folder in folders if folder.source}
     listed = run_quietly(["findmnt", "-rno", "TARGET", "-t", ",".join(OPTIONS)]).splitlines()
     mounted = {one for one in listed if one.startswith(f"{FOLDER}/")}
     for target in sorted(mounted - wanted.keys()):  # of a node that was replaced, or was the first one
@@ -91,7 +91,7 @@ def commands(folders: Sequence[SharedFolder]) -> Iterator[tuple[list[str], bytes
     for one in folders:
         if not one.source:
             (EXPORTED / one.below).mkdir(parents=True, exist_ok=True)
-    if clients := next((one.clients for one in folders if one.clients), ()):
+    if clients := next((folder.clients for folder in folders if folder.clients), ()):
         line = " ".join([f'"{EXPORTED}"', *(f"{address}({EXPORT_OPTIONS})" for address in clients)])
         yield ["sudo", "-n", "sh", "-s", "--", "share-folder", line], EXPORT
     for target in sorted(wanted.keys() - mounted):
@@ -112,8 +112,8 @@ def _mount_point(one: SharedFolder) -> Path:
 def link(folders: Sequence[SharedFolder], project: Path) -> None:
     """Link the project's paths to the folders. Raises OSError, also where the project has something else
     there."""
-    for one in folders:
-        base = _mount_point(one) if one.source else EXPORTED
-        paths.link_to(project, one.path, base / one.below, "[[shared]]")
-    elsewhere = tuple(one.path for one in folders if not one.owned)
-    store.write(RECORD, Places(tuple(one.path for one in folders), elsewhere))
+    for folder in folders:
+        base = _mount_point(folder) if folder.source else EXPORTED
+        paths.link_to(project, folder.path, base / folder.below, "[[shared]]")
+    elsewhere = tuple(folder.path for folder in folders if not folder.owned)
+    store.write(RECORD, Places(tuple(folder.path for folder in folders), elsewhere))

@@ -79,7 +79,6 @@ class Synced:
             store.write(_record(self._folder, "pending"), pending)
 
     def record(self, manifest: Manifest) -> None:
-        """Record what the project has now."""
         store.write(_record(self._folder, "manifest"), manifest)
         _record(self._folder, "pending").unlink(missing_ok=True)
         self.take_over()

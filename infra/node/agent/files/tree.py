@@ -27,7 +27,7 @@ DEVICES = ("/proc", "/sys", "/dev")
 MEMORY = "/dev/shm"  # ordinary files  # noqa: S108
 
 
-class LeftOut(Protocol):
+class OnSkipped(Protocol):
     """Takes the path of what is left out, and why: '' where it does not exist. `counts`: a result may be
     missing because of it."""
 
@@ -63,7 +63,7 @@ class Tree:
         self,
         folder: str,
         roots: Sequence[str],
-        left_out: LeftOut,
+        left_out: OnSkipped,
         *,
         since: int = 0,
         skip: Optional[Callable[[str], bool]] = None,
@@ -72,14 +72,15 @@ class Tree:
         self._left_out, self._since, self._skip = left_out, since, skip
         self._project = _Base("", folder, roots)
         self._waiting: list[tuple[str, str, os.stat_result, _Base]] = []
+        self._behind: list[_Base] = []  # the links that were followed
         self._followed = 0
 
     def below(self, root: str) -> Iterator[Found]:
         """Yield a path and, if it is a folder, everything below it but `.git`. Raises OSError if it does not
         exist."""
-        bases: list[_Base] = []
+        self._behind = []
         path = os.path.join(self._folder, root)
-        yield from self._entry(root, path, os.lstat(path), self._project, bases)
+        yield from self._entry(root, path, os.lstat(path), self._project)
         while self._waiting:
             name, path, info, base = self._waiting.pop()
             prefix = "" if name == "." else name + "/"
@@ -104,11 +105,11 @@ class Tree:
                     if error.errno != errno.ENOENT:  # else it has gone
                         unreadable = error.strerror or "cannot be read"
                     continue
-                yield from self._entry(prefix + entry.name, f"{path}/{entry.name}", info, base, bases)
+                yield from self._entry(prefix + entry.name, f"{path}/{entry.name}", info, base)
             self._waiting[last:] = reversed(self._waiting[last:])
             if unreadable:  # the folder may be listed and not searched, or its entries have too long a path
                 self._left_out(name, unreadable)
-        for base in bases:
+        for base in self._behind:
             if base.old:
                 what = "1 file below it is" if base.old == 1 else f"{base.old:,} files below it are"
                 given_up = base.old > MAX_OLD
@@ -116,11 +117,9 @@ class Tree:
                 why = f"a link to {base.real}: {what} older than the first job{more}"
                 self._left_out(base.name, why, counts=given_up)
 
-    def _entry(
-        self, name: str, path: str, info: os.stat_result, base: _Base, bases: list[_Base]
-    ) -> Iterator[Found]:
+    def _entry(self, name: str, path: str, info: os.stat_result, base: _Base) -> Iterator[Found]:
         if stat.S_ISLNK(info.st_mode):
-            yield from self._link(name, path, info, base, bases)
+            yield from self._link(name, path, info, base)
         elif stat.S_ISDIR(info.st_mode):
             if os.path.basename(name) == REPOSITORY:
                 self._left_out(name, "the folder of a repository", counts=False)
@@ -140,9 +139,7 @@ class Tree:
             self._followed += info.st_size
             yield Found(name, path, info)
 
-    def _link(
-        self, name: str, path: str, info: os.stat_result, base: _Base, bases: list[_Base]
-    ) -> Iterator[Found]:
+    def _link(self, name: str, path: str, info: os.stat_result, base: _Base) -> Iterator[Found]:
         """Keep a link to something that is walked anyway (an absolute one becomes relative), or follow it."""
         try:
             target = text = os.readlink(path)
@@ -169,8 +166,8 @@ class Tree:
             self._left_out(name, f"a link to {text} behind {MAX_LINKS} others")
         else:
             behind = _Base(name, real, [name], folders)
-            bases.append(behind)
-            yield from self._entry(name, real, there, behind, bases)
+            self._behind.append(behind)
+            yield from self._entry(name, real, there, behind)
 
 
 def _is_within(path: str, folder: str) -> bool:

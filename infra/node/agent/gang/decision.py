@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Optional
 
 from agent.ranks import causes
-from agent.ranks.causes import Seen
+from agent.ranks.causes import TimedFailure
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Report
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Exited, Verdict
@@ -20,17 +20,8 @@ from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
 CANCELLED = 130
 HOUR = 3600.0
 SAME = 3  # failures that are the same, at the same step: a further attempt would fail like them
-# Of these no further attempt can be made by the agents alone, or it would fail again.
-FINAL = (
-    Cause.START,
-    Cause.AGENT,
-    Cause.SILENT,
-    Cause.UNREACHABLE,
-    Cause.PREFLIGHT,
-    Cause.DISK,
-    Cause.NOTICE,
-    Cause.EXIT,
-)
+# After others no further attempt can be made by the agents alone, or it would fail again.
+RETRIED = (Cause.RANK, Cause.MEMORY, Cause.LAUNCHER, Cause.STALL, Cause.SNAPSHOT)
 # The exceptions that only a change of the code or of the installation helps against, and what Python says of
 # a script or module that it does not have.
 USERS_OWN = ("SyntaxError", "IndentationError", "TabError", "ModuleNotFoundError", "ImportError", "NameError")
@@ -42,19 +33,18 @@ NUMBER = re.compile(r"0x[0-9a-f]+|[0-9]+")
 
 
 @frozen
-class Arrived:
+class TimedReport:
     """A report, and when it came, by this node's monotonic clock."""
 
     at: float
     report: Report
 
 
-def verdict(node: int, reports: Mapping[int, Arrived], seen: Iterable[Seen]) -> Verdict:
-    """Return the verdict that this node decides, from the reports of the nodes that are left and what was
-    `seen` of those that are not."""
-    failures = [*seen]
+def verdict(node: int, reports: Mapping[int, TimedReport], losses: Iterable[TimedFailure]) -> Verdict:
+    """Return this node's verdict, from the reports of the nodes that are left and the losses of others."""
+    failures = [*losses]
     for one in reports.values():
-        failures += [Seen(one.at - failure.ago, failure) for failure in one.report.failures]
+        failures += [TimedFailure(one.at - failure.ago, failure) for failure in one.report.failures]
     failures.sort(key=lambda one: one.at)
     cancels = [one.at - one.report.cancelled for one in reports.values() if one.report.cancelled is not None]
     first = _first(failures)
@@ -70,26 +60,24 @@ def verdict(node: int, reports: Mapping[int, Arrived], seen: Iterable[Seen]) -> 
     return Verdict(JobPhase.FAILED, code, node)
 
 
-def _first(failures: Sequence[Seen]) -> Optional[Seen]:
-    """Return what failed first, of failures by time. A rank that has lost another one is recorded before that
-    one if it ends faster."""
+def _first(failures: Sequence[TimedFailure]) -> Optional[TimedFailure]:
+    """Return what failed first. A rank that has lost another one may be recorded before that one."""
     if not failures:
         return None
     first = failures[0]
-    soon = (one for one in failures if one.at <= first.at + causes.SETTLE)
+    soon = (failure for failure in failures if failure.at <= first.at + causes.SETTLE)
     return next((one for one in soon if not causes.is_consequence(one.observed)), first)
 
 
-def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
-    """Return the rank that had exited with 0 before the first failure: the others may have failed for want of
-    it."""
+def _exited(first: TimedFailure, reports: Iterable[TimedReport]) -> Optional[Exited]:
+    """Return the rank that had exited with 0 before the first failure, which may be the reason for it."""
     failure = first.observed.failure
     if failure.cause not in (Cause.RANK, Cause.LAUNCHER, Cause.STALL):
         return None
     stalled = failure.cause is Cause.STALL and failure.rank is None  # otherwise that rank holds the others up
     likely = stalled or causes.is_consequence(first.observed)
     latest = first.at + causes.SETTLE if likely else first.at
-    exits = [(one.at - exited.ago, exited) for one in reports for exited in one.report.exits]
+    exits = [(report.at - exited.ago, exited) for report in reports for exited in report.report.exits]
     before = sorted((at, exited.node, exited.rank) for at, exited in exits if at <= latest)
     if not before:
         return None
@@ -99,8 +87,7 @@ def _exited(first: Seen, reports: Iterable[Arrived]) -> Optional[Exited]:
 
 @frozen
 class Budget:
-    """The restarts that are left: `retries` in an hour. `stalls`: a job that has stalled is started again,
-    too."""
+    """The restarts that are left: `retries` in an hour. `stalls`: also of a job that has stalled."""
 
     retries: int
     stalls: bool = False
@@ -108,14 +95,13 @@ class Budget:
     failures: tuple[tuple[object, ...], ...] = ()  # so far
 
     def spend(self, verdict: Verdict, step: Optional[int], now: float) -> tuple[Budget, Optional[str]]:
-        """Return what is left after a failure at this step, and why the job is not started again; '' without
-        words if nobody asked for it; None if it is."""
+        """Return what is left, and why the job is not started again: '' if nobody asked; None if it is."""
         first = verdict.first
         if not self.retries:
             return self, ""
         if first is None:
             return self, "no rank has failed by itself"
-        if first.cause in FINAL or (first.cause is Cause.STALL and not self.stalls):
+        if first.cause not in RETRIED or (first.cause is Cause.STALL and not self.stalls):
             return self, ""
         found = last_error(verdict.last_lines, first.exit_code)
         is_usage = first.exit_code == USAGE and any(map(SHOWS_USAGE.match, found.lines))
@@ -129,7 +115,7 @@ class Budget:
         if left.failures.count(key) >= SAME:
             where = f" at step {step}" if step is not None else ""
             return left, f"the same failure has occurred {SAME} times{where}"
-        recent = tuple(one for one in self.times if now - one < HOUR)
+        recent = tuple(time for time in self.times if now - time < HOUR)
         if len(recent) >= self.retries:
             return left, f"it has been started again {self.retries} times within an hour"
         return replace(left, times=(*recent, now)), None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.gang import Facts, Message, Observed, Report, Unreachable
+from cloudddp.agent.protocol.gang import Facts, Observed, PeerMessage, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Failure, Verdict
 
 NONE_MISSING = Unreachable({}, ())
@@ -32,7 +32,7 @@ class MessageReceived(Event):
     """A message of another node."""
 
     node: int
-    message: Message
+    message: PeerMessage
 
 
 @frozen
@@ -91,8 +91,7 @@ class RanksChecked(Event):
 
 @frozen
 class FailureNoticed(Event):
-    """The agent has noticed what is no rank's own end: files cannot be copied; or this node ends soon, and
-    the ranks may save for `grace` seconds."""
+    """A failure that is no rank's own end: files were not copied; or this node ends, with `grace` to save."""
 
     failure: Failure
     grace: Optional[float] = None
@@ -116,14 +115,14 @@ class RanksEnded(Event):
 
 
 class Action:
-    """What a node does because of it."""
+    """What a node does because of an event."""
 
 
 @frozen
 class Send(Action):
     """Send a message to all other nodes."""
 
-    message: Message
+    message: PeerMessage
 
 
 @frozen
@@ -136,7 +135,7 @@ class Forward(Action):
     """Give a message to what watches the ranks or copies files."""
 
     node: int
-    message: Message
+    message: PeerMessage
 
 
 @frozen
@@ -162,8 +161,7 @@ class RecordFailure(Action):
 
 @frozen
 class EndRanks(Action):
-    """End the ranks of this node: SIGTERM, and SIGKILL after `grace` seconds. `saving`: they may need all of
-    it. `cancelled`: by the user."""
+    """End the ranks of this node, after `grace` seconds with SIGKILL. `saving`: they may need all of it."""
 
     grace: float
     saving: bool = False
@@ -195,8 +193,7 @@ class LeaveStall(Action):
 
 @frozen
 class End(Action):
-    """Record how the job has ended, once no process of the ranks is left. Nothing follows. `missing`: why no
-    rank was started, for the reply to `start`."""
+    """Record how the job has ended. Nothing follows. `missing`: why no rank was started, for `start`."""
 
     verdict: Verdict
     missing: Optional[Unreachable] = None

@@ -9,6 +9,7 @@ kernel still ends the ranks: each process of the job asked for a signal at the d
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from typing import Any, Optional
 from agent.gang import decision, step, supervisor
 from agent.jobs import job_record, phases, poweroff
 from agent.jobs.notify import Notifier
-from agent.node import deadline, kernel, processes, store
+from agent.node import kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat
 from cloudddp.agent.protocol.jobs import Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -39,13 +40,13 @@ def run(request: StartRequest) -> None:
     folder = store.job_folder(request.job)
     began = time.monotonic()
     kernel.adopt_orphans()
-    own, heartbeat = os.getpid(), SupervisorHeartbeat()
+    guard, heartbeat = os.getpid(), SupervisorHeartbeat()
     notifier = Notifier(request)
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            kernel.die_with_parent(signal.SIGTERM, own)
+            kernel.die_with_parent(signal.SIGTERM, guard)
             code = supervisor.run(request, heartbeat, notifier)
         except Exception as error:
             heartbeat.crashed(error)
@@ -58,7 +59,7 @@ def run(request: StartRequest) -> None:
     why = _wait(child, heartbeat, request.gang.silence, notifier.take) or heartbeat.error
     if not phases.has_ended(folder):
         with contextlib.suppress(OSError):  # a full disk: what follows matters more
-            _record(folder, request, why)
+            _end_ranks(folder, request, why)
             print(f"the supervisor has ended: {why}", file=sys.stderr, flush=True)
     state = phases.recorded(folder)
     if state is None or state.started is None:
@@ -72,17 +73,18 @@ def run(request: StartRequest) -> None:
         from agent.share import handover  # which a job without snapshots need not import
 
         transfer = handover.start(request, began)
-    if request.results is not None and not asked_to_end:
+    end = request.end
+    if end.results is not None and not asked_to_end:
         from agent.s3 import copies  # 35 ms, likewise
 
-        ends, _ = deadline.current(request.deadline, began)
-        copy = copies.Copy(request, request.results, ends)
+        ends, _ = poweroff.deadline(end.deadline, began)
+        copy = functools.partial(copies.copy, request, end.results, ends)
     first = phases.first_failure(folder)
     has_stalled = first is not None and first.cause is Cause.STALL
-    wait = request.keep if has_stalled and request.on_stall is OnStall.DOWN else request.poweroff
+    wait = end.keep if has_stalled and request.watch.on_stall is OnStall.DOWN else end.poweroff
     if wait is not None:  # what is not in S3 can still be pulled
-        poweroff.replan(request.job, wait if copy is None else max(wait, request.keep))
-    if copy is not None and copy.run() and wait is not None:
+        poweroff.replan(request.job, wait if copy is None else max(wait, end.keep))
+    if copy is not None and copy() and wait is not None:
         poweroff.replan(request.job, wait, own=True)
     if transfer is not None:
         transfer.join()
@@ -92,8 +94,7 @@ def run(request: StartRequest) -> None:
 
 
 def _forward(child: int) -> list[int]:
-    """Forward a request to end: the machine may be shutting down. Return a list that the signals are added
-    to."""
+    """Forward requests to end: the machine may be shutting down. Return the list of those that come."""
     asked: list[int] = []
 
     def forward(number: int, _: Any) -> None:
@@ -130,8 +131,7 @@ def _wait(child: int, heartbeat: SupervisorHeartbeat, patience: float, look: Cal
 
 
 def _exit_code(child: int) -> Optional[int]:
-    """Reap what has ended; return the exit code of this child, minus the signal that killed it; None while it
-    runs."""
+    """Reap what has ended; return the child's exit code, -N after signal N; None while it runs."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -143,11 +143,10 @@ def _exit_code(child: int) -> Optional[int]:
             return None
 
 
-def _record(folder: Path, request: StartRequest, error: str) -> None:
-    """End the ranks, and record that the supervisor was killed, or its `error`. The others have seen its
-    connections close. Raises OSError."""
+def _end_ranks(folder: Path, request: StartRequest, error: str) -> None:
+    """End the ranks, and record that the supervisor was killed, or its `error`. Raises OSError."""
     task = phases.task(folder, request.node, own=True)
-    processes.end(task, min(request.stop_grace, step.FAILURE_GRACE))
+    processes.end(task, min(request.work.stop_grace, step.FAILURE_GRACE))
     verdict = Verdict(JobPhase.FAILED, 1, request.node, Failure(request.node, Cause.AGENT, detail=error))
     if phases.cancelled_at(folder) is not None:  # as a supervisor would decide
         verdict = Verdict(JobPhase.CANCELLED, decision.CANCELLED, request.node)

@@ -1,30 +1,29 @@
-"""Authenticated connections between the agents of one job, served by the thread that calls `poll`.
+"""Authenticated connections between the agents of one job.
 
 Each node connects to every other one and sends on that connection; it receives on the connections of the
-others. A connection is opened in a thread of its own, in which both sides prove that they know the job's
-secret (node/link.py). Every message carries the HMAC of its number and text, so that none can be forged,
-repeated or left out. Messages are not encrypted: like the traffic of the ranks, they stay within the
-cluster's security group, and hold no secret.
+others. Each connection has a thread, in which both sides first prove that they know the job's secret
+(node/link.py). Every message carries the HMAC of its number and text, so that none can be forged, repeated or
+left out. Messages are not encrypted: like the traffic of the ranks, they stay within the cluster's security
+group, and hold no secret.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hmac
+import itertools
 import json
 import queue
-import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
-from typing import Optional, Union
+from collections.abc import Iterator
+from typing import Optional
 
-from agent.gang.events import ConnectionClosed, MessageReceived
+from agent.gang.events import ConnectionClosed, Event, MessageReceived
 from agent.node.link import HELLO, REFUSED, Link, LinkError, Server, WrongSecret
 from agent.node.shared_memory import mark_start
-from cloudddp.agent.protocol.codec import ProtocolError, decode, encode
-from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, Message, Unreachable
+from cloudddp.agent.protocol.codec import decode, encode
+from cloudddp.agent.protocol.gang import LONGEST_MESSAGE, Gang, PeerMessage, Unreachable
 from cloudddp.agent.protocol.phases import Peer
 
 # Seconds until a refused connection is tried again, doubled each time: the other agent may not have started.
@@ -35,46 +34,29 @@ CONNECT_SECONDS = 120.0  # for TCP, which has no answer from a node whose securi
 OTHER_JOB = "it proves another secret: it belongs to another job"
 UNANSWERED = "it accepts connections, and does not answer"
 PURPOSE = "gang"
-PIECE = 1 << 16  # bytes that are read of one connection at a time: the others must be served, too
-BACKLOG = 1 << 26  # bytes that a peer may leave unread
-
-
-@dataclass(eq=False)
-class _Connection:
-    """A connection to or from another node of the job. Its `link` makes the HMACs of messages."""
-
-    socket: socket.socket
-    link: Link
-    node: int
-    outgoing: bool
-    received: bytearray
-    unsent: bytearray = field(default_factory=bytearray)
-    count: int = 0  # messages so far
+LONGEST_LINE = 2 * LONGEST_MESSAGE + (1 << 10)  # as a text in JSON, ASCII is at most twice as long
+UNSENT = 1000  # messages that a peer may leave unread
+UNREAD, PAUSE = 20, 0.01  # messages that wait for `poll`, beyond which peers have to wait; seconds
 
 
 class Mesh:
-    """The connections of this node. Messages are received and sent only in `poll`, `send` and `flush`."""
+    """The connections of this node. What their threads receive waits for `poll`."""
 
     def __init__(self, node: int, gang: Gang) -> None:
         """Listen, and begin to connect. Raises OSError if the port is taken."""
         self._node, self._secret = node, gang.secret
         peers = {peer.node: peer for peer in gang.peers}
         own = peers.pop(node)
-        self._selector = selectors.DefaultSelector()
-        self._out: dict[int, _Connection] = {}
-        self._in: dict[int, _Connection] = {}
-        self._new: queue.SimpleQueue[_Connection] = queue.SimpleQueue()  # opened by other threads
+        self._lock = threading.Lock()  # of the next three; the node, and whether the connection is outgoing
+        self._links: dict[tuple[int, bool], Link] = {}
+        self._proven: set[tuple[int, bool]] = set()
+        self._ended: set[int] = set()  # nodes of which the end of a connection was reported
+        self._unsent: dict[int, queue.Queue[str]] = {peer: queue.Queue(UNSENT) for peer in peers}
         self._listens = {peer: threading.Event() for peer in peers}  # by node: it has connected to this one
         self._refusals: dict[int, str] = {}
-        self._events: list[Union[MessageReceived, ConnectionClosed]] = []
-        self._proven: set[tuple[int, bool]] = set()  # the node, and whether the connection is an outgoing one
-        self._ended: set[int] = set()  # nodes of which the end of a connection was reported
+        self._events: queue.SimpleQueue[Optional[Event]] = queue.SimpleQueue()
         self._is_closed = False
         self.heard = dict.fromkeys(peers, time.monotonic())  # when each node last sent something
-        self._waker, self.wake = socket.socketpair()  # a byte to `wake` ends the wait of `poll`
-        self._waker.setblocking(False)
-        self.wake.setblocking(False)
-        self._selector.register(self._waker, selectors.EVENT_READ, None)
         self._server = Server(gang.secret, PURPOSE, len(gang.peers), self._welcome)
         self._server.listen(own.address, own.port)
         for peer in peers.values():
@@ -83,7 +65,7 @@ class Mesh:
     @property
     def complete(self) -> bool:
         """Whether every other node is connected in both directions."""
-        return len(self._in) == len(self._out) == len(self.heard)
+        return len(self._links) == 2 * len(self.heard)
 
     @property
     def missing(self) -> Unreachable:
@@ -95,52 +77,46 @@ class Mesh:
         }
         return Unreachable(to, tuple(node for node in self.heard if (node, False) not in self._proven))
 
-    def poll(self, seconds: float) -> list[Union[MessageReceived, ConnectionClosed]]:
-        """Wait for up to `seconds`, and return what has happened."""
-        for key, _ in self._selector.select(seconds):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    self._waker.recv(1 << 12)
-            else:
-                self._write(key.data)
-                self._read(key.data)
-        while not self._new.empty():
-            self._take(self._new.get())
-        events, self._events = self._events, []
-        return events
+    def post(self, event: Optional[Event] = None) -> None:
+        """End the wait of `poll`, which returns the event. Also a signal handler may call this."""
+        self._events.put(event)
 
-    def send(self, message: Message) -> None:
-        """Queue a message for every other node that is connected, and send what the network takes at once."""
+    def poll(self, seconds: float) -> list[Event]:
+        """Wait for up to `seconds`, and return what has happened."""
+        with contextlib.suppress(queue.Empty):
+            found = [self._events.get(timeout=seconds)]
+            found += [self._events.get_nowait() for _ in range(self._events.qsize())]
+            return [one for one in found if one is not None]
+        return []
+
+    def send(self, message: PeerMessage) -> None:
+        """Queue a message for every other node that is connected."""
         text = encode(message).decode()
-        for one in list(self._out.values()):
-            one.unsent += f"{one.link.seal(str(one.count), text)} {text}\n".encode()
-            one.count += 1
-            self._write(one)
+        for (node, outgoing), link in list(self._links.items()):
+            if outgoing:
+                try:
+                    self._unsent[node].put_nowait(text)
+                except queue.Full:
+                    link.end()
 
     def flush(self, seconds: float) -> None:
-        """Send what is queued, for up to `seconds`."""
+        """Wait until what is queued was sent, for up to `seconds`."""
         deadline = time.monotonic() + seconds
-        while any(one.unsent for one in self._out.values()) and time.monotonic() < deadline:
-            self._selector.select(0.02)
-            for one in list(self._out.values()):
-                self._write(one)
+        while time.monotonic() < deadline and any(
+            self._unsent[node].unfinished_tasks for node, outgoing in list(self._links) if outgoing
+        ):
+            time.sleep(PAUSE)
 
     def close(self) -> None:
         self._is_closed = True
         self._server.close()
-        while not self._new.empty():
-            self._new.get().socket.close()
-        for one in [*self._out.values(), *self._in.values()]:
-            one.socket.close()
-        for end in (self._waker, self.wake):
-            end.close()
-        self._selector.close()
+        for link in list(self._links.values()):
+            link.end()
 
-    # -- new connections, in threads of their own ------------------------------------------------------------
+    # -- the threads of connections --------------------------------------------------------------------------
 
     def _connect(self, peer: Peer) -> None:
-        """Connect to a node, again until it proves that it belongs to the job. One that was once connected is
-        not replaced."""
+        """Connect to a node until it proves that it belongs to the job, and not once more after that."""
         delay, node = RETRY, peer.node
         while not self._is_closed and (why := self._open(peer)) is not None:
             if why and self._refusals.get(node) != OTHER_JOB:  # which has given up since
@@ -150,7 +126,7 @@ class Mesh:
             delay = min(2 * delay, LONGEST_RETRY)
 
     def _open(self, peer: Peer) -> Optional[str]:
-        """Connect to a node. Return None, or why that has failed, '' if there was no answer."""
+        """Connect to a node, and send until that ends. Return None, or why it failed, '' for no answer."""
         try:
             connection = socket.create_connection((peer.address, peer.port), CONNECT_SECONDS)
         except OSError as error:
@@ -159,101 +135,48 @@ class Mesh:
             try:
                 link.connect()
                 link.write("nodes", json.dumps([self._node, peer.node]))
-                self._add(peer.node, link, outgoing=True)
             except WrongSecret:
                 return OTHER_JOB
             except REFUSED:
                 return UNANSWERED
+            unsent = self._unsent[peer.node]
+            with contextlib.suppress(*REFUSED), self._connected(peer.node, link, outgoing=True):
+                for number in itertools.count():
+                    link.write(str(number), unsent.get())
+                    unsent.task_done()
         return None
 
     def _welcome(self, link: Link) -> None:
-        """Take the connection of a node of the job."""
+        """Receive what a node of the job sends."""
         node, to = json.loads(link.read("nodes", HELLO))
         if to != self._node or node not in self.heard:
             raise LinkError("not a node of this job")
-        self._add(node, link, outgoing=False)
-        self._listens[node].set()
+        with self._connected(node, link, outgoing=False):
+            self._listens[node].set()
+            for number in itertools.count():
+                self.heard[node] = time.monotonic()
+                while self._events.qsize() > UNREAD:
+                    time.sleep(PAUSE)
+                text = link.read(str(number), None, LONGEST_LINE)
+                self.post(MessageReceived(node, decode(text.encode(), PeerMessage, limit=LONGEST_MESSAGE)))
 
-    def _add(self, node: int, link: Link, *, outgoing: bool) -> None:
-        connection, received = link.detach()
-        self._new.put(_Connection(connection, link, node, outgoing, bytearray(received)))
-        with contextlib.suppress(OSError):  # there is a byte already, or it is closed
-            self.wake.send(b"\0")
-
-    # -- connections -----------------------------------------------------------------------------------------
-
-    def _take(self, one: _Connection) -> None:
-        """Serve a new connection, with what came with the proof."""
-        table = self._out if one.outgoing else self._in
-        if one.node in table:
-            one.socket.close()  # a second connection of this node
-            return
-        table[one.node] = one
-        self._selector.register(one.socket, selectors.EVENT_READ, one)
-        self._proven.add((one.node, one.outgoing))
-        if not one.outgoing:
-            self.heard[one.node] = time.monotonic()
-        if self.complete:
-            mark_start("mesh")
-        self._messages(one)
-
-    def _lost(self, one: _Connection) -> None:
-        """A connection has ended, since the agent of that node has.
-
-        It ends both connections: what it has sent on the other one is read before its end is reported.
-        """
-        self._selector.unregister(one.socket)
-        one.socket.close()
-        del (self._out if one.outgoing else self._in)[one.node]
-        if one.node not in self._ended and not (one.outgoing and one.node in self._in):
-            self._ended.add(one.node)
-            self._events.append(ConnectionClosed(one.node))
-
-    def _read(self, one: _Connection) -> None:
-        if one.socket.fileno() < 0:  # it was lost meanwhile
-            return
+    @contextlib.contextmanager
+    def _connected(self, node: int, link: Link, *, outgoing: bool) -> Iterator[None]:
+        """Keep a connection that is open. It ends since the agent of that node has ended, and with it the
+        other one: what was sent there is received before the end is reported."""
+        key = (node, outgoing)
+        with self._lock:
+            if key in self._links:
+                raise LinkError("a second connection of this node")
+            self._links[key] = link
+            self._proven.add(key)
+            if self.complete:
+                mark_start("mesh")
         try:
-            data = one.socket.recv(PIECE)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        one.received += data
-        self._messages(one, is_last=not data)
-
-    def _messages(self, one: _Connection, *, is_last: bool = False) -> None:
-        """Take the messages that are complete. Nothing is received on an outgoing connection."""
-        *lines, one.received = one.received.split(b"\n")
-        try:
-            for line in () if one.outgoing else lines:
-                self._message(one, bytes(line))
-        except (ProtocolError, ValueError, RecursionError):
-            is_last = True
-        if is_last or len(one.received) > LONGEST_MESSAGE:
-            self._lost(one)
-
-    def _message(self, one: _Connection, line: bytes) -> None:
-        seal, _, text = line.partition(b" ")
-        if not hmac.compare_digest(seal, one.link.seal(str(one.count), text.decode()).encode()):
-            raise ProtocolError("the seal is wrong")
-        one.count += 1
-        self.heard[one.node] = time.monotonic()
-        self._events.append(MessageReceived(one.node, decode(text, Message, limit=LONGEST_MESSAGE)))
-
-    def _write(self, one: _Connection) -> None:
-        if one.socket.fileno() < 0:
-            return
-        try:
-            while one.unsent:
-                del one.unsent[: one.socket.send(one.unsent)]
-        except BlockingIOError:
-            pass
-        except OSError:
-            self._lost(one)
-            return
-        if len(one.unsent) > BACKLOG:
-            self._lost(one)
-            return
-        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if one.unsent else 0)
-        if self._selector.get_key(one.socket).events != wanted:
-            self._selector.modify(one.socket, wanted, one)
+            yield
+        finally:
+            with self._lock:
+                del self._links[key]
+                if node not in self._ended and not (outgoing and (node, False) in self._links):
+                    self._ended.add(node)
+                    self.post(ConnectionClosed(node))

@@ -1,4 +1,4 @@
-"""What a node is like that ranks will depend on, and whether all nodes of a job are alike."""
+"""What a node is like that ranks will depend on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 from agent.node.commands import later, run_quietly
@@ -19,12 +18,12 @@ SECONDS = 20.0  # for each program that is asked
 LEAST_DISK = 1 << 28  # bytes
 LEAST_SHM = 1 << 25  # bytes: data loaders pass batches through /dev/shm, and NCCL and gloo their buffers
 NVSWITCH = "/dev/nvidia-nvswitch0"  # on machines whose GPUs the fabric manager connects
-CLOCK_SKEW = 2.0  # seconds between two nodes: more breaks certificates and the order of logs
 # Errors that need a reset of the GPU or a new machine (NVIDIA, "XID Errors", and AWS's guides for P4d and
 # P5).
 FATAL_XIDS = frozenset(
     (46, 48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110, 119, 120, 136, 140, 143, 145, 149, 154, 155)
 )
+KINDS = ("python", "torch", "cuda", "nccl")
 # By the names of folders: importlib.metadata reads the description of each package, and importing torch takes
 # seconds.
 VERSIONS = """
@@ -51,17 +50,10 @@ def facts(command: list[str], home: Path) -> Facts:
     defects = _defects(home)
     versions: dict[str, str] = {}
     with contextlib.suppress(ValueError):
-        versions = {str(key): str(value)[:MAX_FACT] for key, value in json.loads(asked() or "{}").items()}
+        found = json.loads(asked() or "{}")
+        versions = {key: str(found.get(key, ""))[:MAX_FACT] for key in KINDS}
     mark_start("preflight")
-    return Facts(
-        gpus=gpus,
-        driver=driver,
-        python=versions.get("python", ""),
-        torch=versions.get("torch", ""),
-        cuda=versions.get("cuda", ""),
-        nccl=versions.get("nccl", ""),
-        defects=defects,
-    )
+    return Facts(gpus=gpus, driver=driver, defects=defects, **versions)
 
 
 def _gpus() -> tuple[str, str]:
@@ -96,32 +88,3 @@ def _defects(home: Path) -> tuple[str, ...]:
 def _fatal_xids() -> list[str]:
     found = {(match[2], match[1]) for match in map(causes.XID.search, causes.driver_log(SECONDS)) if match}
     return sorted(f"Xid {number} ({device})" for number, device in found if int(number) in FATAL_XIDS)[:5]
-
-
-def problems(own: int, found: Mapping[int, Facts], skews: Mapping[int, float]) -> list[str]:
-    """Return why a job should not start: defects of nodes, and what is not the same on all of them. Pure."""
-    listed = [f"node {node}: {one}" for node, facts in sorted(found.items()) for one in facts.defects]
-    in_container = any(facts.image for facts in found.values())  # which determines the versions
-    for name in ("gpus", "driver", *(("image",) if in_container else ("python", "torch", "cuda", "nccl"))):
-        values: dict[str, list[int]] = {}
-        for node, facts in sorted(found.items()):
-            values.setdefault(getattr(facts, name), []).append(node)
-        if len(values) > 1:
-            shown = "; ".join(
-                f"{value or 'none'} on node {', '.join(map(str, nodes))}" for value, nodes in values.items()
-            )
-            listed.append(f"{LABELS.get(name, name)} differs: {shown}")
-    for node, skew in sorted(skews.items()):
-        if abs(skew) > CLOCK_SKEW:
-            listed.append(f"the clock of node {node} is {skew:+.0f} s from that of node {own}")
-    return listed
-
-
-LABELS = {
-    "gpus": "the number or kind of GPUs",
-    "driver": "the NVIDIA driver",
-    "python": "Python",
-    "nccl": "NCCL",
-    "cuda": "CUDA",
-    "image": "the image of job.container",
-}

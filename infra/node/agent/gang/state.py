@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import field
 from typing import Optional
 
-from agent.gang.decision import Arrived, Budget
+from agent.gang.decision import Budget, TimedReport
 from agent.gang.events import NONE_MISSING, MessageReceived
-from agent.ranks.causes import Seen
+from agent.ranks.causes import TimedFailure
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.gang import Facts, Unreachable
 from cloudddp.agent.protocol.jobs import Verdict
@@ -18,9 +18,8 @@ NEVER = float("inf")
 
 @frozen
 class Policy:
-    """What was asked for. Times are in seconds. By the monotonic clock, nodes are connected until `join_by`,
-    and have said what they are like until `facts_by`. `kill_seconds`: how long the end of processes that got
-    SIGKILL may take."""
+    """What was asked for, in seconds. By the monotonic clock, nodes are connected until `join_by`, and their
+    facts known until `facts_by`. `kill_seconds`: for the end of processes that got SIGKILL."""
 
     silence: float
     stop_grace: float
@@ -50,10 +49,10 @@ class GangState:
     problems: tuple[str, ...] = ()  # why the ranks must not start although all are connected
     problems_at: float = NEVER
     # -- all the time
-    lost: Mapping[int, Seen] = field(default_factory=dict)  # nodes whose agent has ended or is silent
+    lost: Mapping[int, TimedFailure] = field(default_factory=dict)  # nodes whose agent has ended or is silent
     errors: Mapping[int, str] = field(default_factory=dict)  # of agents that are about to end because of them
     ticked_at: float = 0.0
-    thawed_at: float = 0.0  # when this node last went on after it was frozen: the others count as heard then
+    resumed_at: float = 0.0  # when this node last went on after it was frozen: the others count as heard then
     is_cancelled: bool = False
     verdict: Optional[Verdict] = None
     # -- of this attempt
@@ -61,10 +60,10 @@ class GangState:
     ranks_started: bool = False
     is_ending: bool = False  # the ranks of this node are being ended, or have ended
     is_stopping: bool = False  # those of all nodes are being ended
-    over_by: float = NEVER  # when that is over on all nodes at the latest
+    end_deadline: float = NEVER  # when that is over on all nodes at the latest
     finished: frozenset[int] = frozenset()  # nodes whose ranks have all exited with 0
     finished_at: float = NEVER  # when those of all nodes had
-    reports: Mapping[int, Arrived] = field(default_factory=dict)
+    reports: Mapping[int, TimedReport] = field(default_factory=dict)
     early: tuple[MessageReceived, ...] = ()  # messages about an attempt that has not begun here
 
     @property
@@ -90,6 +89,6 @@ class GangState:
         return self.nodes <= self.finished
 
     @property
-    def losses(self) -> list[Seen]:
+    def losses(self) -> list[TimedFailure]:
         """The failures of the nodes that were lost before their ranks had ended."""
         return [one for one in self.lost.values() if one.at != NEVER]

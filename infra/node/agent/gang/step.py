@@ -1,4 +1,4 @@
-"""What the agent of one node does next: `step(state, event, moment)`.
+"""What the agent of one node does next: `step(state, event, now)`.
 
 Pure: no clock, no file, no process and no connection, so that every fault and every order of events is a row
 of a table (tests/unit/test_gang_step.py). The loop that feeds it is supervisor.py.
@@ -15,10 +15,10 @@ from dataclasses import replace
 from typing import Any, Callable, Optional
 
 from agent.gang import decision, events, joining
-from agent.gang.decision import Arrived
+from agent.gang.decision import TimedReport
 from agent.gang.state import NEVER, GangState
-from agent.ranks.causes import Seen
-from cloudddp.agent.protocol.gang import Kind, Message, Observed, Unreachable
+from agent.ranks.causes import TimedFailure
+from cloudddp.agent.protocol.gang import Kind, Observed, PeerMessage, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -33,10 +33,10 @@ STUCK = "it did not take part in the end of the job"
 
 
 def step(
-    state: GangState, event: events.Event, moment: events.Moment
+    state: GangState, event: events.Event, now: events.Moment
 ) -> tuple[GangState, tuple[events.Action, ...]]:
     """Return the state after an event, and what this node does because of it, in order."""
-    current = _Step(state, moment)
+    current = _Step(state, now)
     if state.verdict is None:
         current.take(event)
         current.decide()
@@ -46,10 +46,10 @@ def step(
 class _Step:
     """One step: the state so far, and the actions so far."""
 
-    def __init__(self, state: GangState, moment: events.Moment) -> None:
+    def __init__(self, state: GangState, now: events.Moment) -> None:
         self.state = state
         self.actions: list[events.Action] = []
-        self._now, self._wall = moment.at, moment.wall
+        self._now, self._wall = now.at, now.wall
 
     def take(self, event: events.Event) -> None:
         handlers: dict[type[Any], Callable[[Any], None]] = {
@@ -81,7 +81,7 @@ class _Step:
         self.actions += actions
 
     def _send(self, kind: Kind, **more: Any) -> None:
-        self._do(events.Send(Message(kind, attempt=self.state.attempt, **more)))
+        self._do(events.Send(PeerMessage(kind, attempt=self.state.attempt, **more)))
 
     # -- messages of other nodes -----------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class _Step:
             self._ready(node, message)
             self._do(events.Forward(node, message))
         elif kind is Kind.ENDED and message.report is not None:
-            self._set(reports={**state.reports, node: Arrived(self._now, message.report)})
+            self._set(reports={**state.reports, node: TimedReport(self._now, message.report)})
         elif kind is Kind.STOP:
             self._stop(cancelled=message.cancelled, token=message.token, grace=message.grace)
         elif kind is Kind.RESTART and message.verdict is not None:
@@ -111,8 +111,7 @@ class _Step:
             self._do(events.Forward(node, message))
 
     def _keep_early(self, event: events.MessageReceived) -> None:
-        """Keep a message about the next attempt. A node that works sends few of them before it begins
-        here."""
+        """Keep a message about the next attempt, of which a node sends few before it begins here."""
         early = self.state.early
         known = sum(one.node == event.node for one in early)
         if event.message.attempt == self.state.attempt + 1 and known < MAX_EARLY:
@@ -130,7 +129,7 @@ class _Step:
             return event.node not in self.state.lost
         return attempt == self.state.attempt
 
-    def _ready(self, node: int, message: Message) -> None:
+    def _ready(self, node: int, message: PeerMessage) -> None:
         state = self.state
         self._set(ready=state.ready | {node})
         if message.facts is not None:
@@ -153,8 +152,7 @@ class _Step:
         self._set(facts={**self.state.facts, self.state.node: event.facts})
 
     def _decide_start(self) -> None:
-        """Start the ranks once every node is connected to all others and has said what it is like; or give
-        up."""
+        """Start the ranks once every node is connected to all others and its facts are known; or give up."""
         state = self.state
         if state.is_stopping:
             self._give_up(None)
@@ -182,12 +180,11 @@ class _Step:
             self._set(problems=found, problems_at=self._now)
             self._decide_start()
         else:
-            self._set(is_joined=True, thawed_at=self._now)
+            self._set(is_joined=True, resumed_at=self._now)
             self._do(events.BeginAttempt())
 
     def _give_up(self, given: Optional[Verdict], asked: str = "") -> None:
-        """End before any rank was started, with the verdict of a node that has given up before, or else an
-        own one. `asked`: why this agent was asked to end."""
+        """End before any rank was started, with a `given` verdict or an own one. `asked`: to end, and why."""
         state = self.state
         missing: Optional[Unreachable] = None
         if state.is_cancelled:
@@ -256,7 +253,7 @@ class _Step:
 
     def _connection_closed(self, event: events.ConnectionClosed) -> None:
         failure = Failure(event.node, Cause.AGENT, detail=self.state.errors.get(event.node, ""))
-        matters = self._lose(event.node, Seen(self._now, Observed(failure, 0.0)))
+        matters = self._lose(event.node, TimedFailure(self._now, Observed(failure, 0.0)))
         if matters and self.state.is_joined:
             self._stop(cancelled=False)
 
@@ -265,37 +262,36 @@ class _Step:
         if self._now - state.ticked_at > state.policy.silence / 2:
             # This node was frozen. It waits for the others once more: they may have sent it their verdict,
             # which the network delivers after a while.
-            self._set(thawed_at=self._now)
+            self._set(resumed_at=self._now)
         self._set(ticked_at=self._now)
         if not state.is_joined:
             self._set(is_connected=event.is_connected, missing=event.missing)
             return
         self._lose_silent(event.heard)
-        if self.state.has_reported and self._now > self.state.over_by:
-            self._set(over_by=self._now + state.policy.silence)
+        if self.state.has_reported and self._now > self.state.end_deadline:
+            self._set(end_deadline=self._now + state.policy.silence)
             self._lose_stuck()
 
     def _lose_silent(self, heard: Mapping[int, float]) -> None:
         matters = False
         for node in sorted(self.state.others - self.state.lost.keys()):
-            since = max(heard[node], self.state.thawed_at)
+            since = max(heard[node], self.state.resumed_at)
             if self._now - since > self.state.policy.silence:
                 failure = Failure(node, Cause.SILENT, peer=self.state.node)
-                matters |= self._lose(node, Seen(since, Observed(failure, 0.0)))
+                matters |= self._lose(node, TimedFailure(since, Observed(failure, 0.0)))
         if matters:
             self._stop(cancelled=False)
 
     def _lose_stuck(self) -> None:
-        """Lose nodes that send heartbeats and do not take part in the end: those that have not reported how
-        their ranks have ended, although they should have by now; or else the first one, which has not
-        decided."""
+        """Lose nodes that send heartbeats and do not take part in the end: those that should have reported
+        how their ranks have ended; or else the first one, which has not decided."""
         stuck = self.state.left - self.state.reports.keys() or {min(self.state.left)}
         for node in sorted(stuck - {self.state.node}):
             failure = Failure(node, Cause.SILENT, peer=self.state.node, detail=STUCK)
             self._set(reports=_without(self.state.reports, node))
-            self._lose(node, Seen(self._now, Observed(failure, 0.0)))
+            self._lose(node, TimedFailure(self._now, Observed(failure, 0.0)))
 
-    def _lose(self, node: int, seen: Seen) -> bool:
+    def _lose(self, node: int, seen: TimedFailure) -> bool:
         """Keep that a node is lost; return whether it matters: its ranks had not ended."""
         if node in self.state.lost:
             return False
@@ -326,7 +322,7 @@ class _Step:
         limit = grace if grace is not None else own if cancelled else min(own, FAILURE_GRACE)
         self._end_ranks(limit, saving=grace is not None, cancelled=cancelled)
         if not self.state.is_stopping:
-            self._set(is_stopping=True, over_by=self._now + limit + policy.kill_seconds + policy.silence)
+            self._set(is_stopping=True, end_deadline=self._now + limit + policy.kill_seconds + policy.silence)
             self._do(events.AnnounceStop(cancelled, token, grace))
 
     def _end_ranks(self, grace: float, *, saving: bool = False, cancelled: bool = False) -> None:
@@ -334,7 +330,7 @@ class _Step:
         self._do(events.EndRanks(grace, saving, cancelled))
 
     def _ranks_ended(self, event: events.RanksEnded) -> None:
-        reports = {**self.state.reports, self.state.node: Arrived(self._now, event.report)}
+        reports = {**self.state.reports, self.state.node: TimedReport(self._now, event.report)}
         self._set(reports=reports)
         self._send(Kind.ENDED, report=event.report)
 
@@ -349,7 +345,7 @@ class _Step:
             budget, refusal = state.budget.spend(verdict, _newest_step(state.reports), self._now)
             self._set(budget=budget)
             if refusal is None:
-                self._do(events.Send(Message(Kind.RESTART, attempt=state.attempt + 1, verdict=verdict)))
+                self._do(events.Send(PeerMessage(Kind.RESTART, attempt=state.attempt + 1, verdict=verdict)))
                 self._restart(verdict)
                 return
             verdict = replace(verdict, refusal=refusal)
@@ -368,7 +364,7 @@ class _Step:
             ranks_started=False,
             is_ending=False,
             is_stopping=False,
-            over_by=NEVER,
+            end_deadline=NEVER,
             finished=frozenset(),
             finished_at=NEVER,
             reports={},
@@ -379,10 +375,10 @@ class _Step:
             self._message_received(event)
 
 
-def _newest_step(reports: Mapping[int, Arrived]) -> Optional[int]:
-    steps = [one.report.step for one in reports.values() if one.report.step is not None]
+def _newest_step(reports: Mapping[int, TimedReport]) -> Optional[int]:
+    steps = [report.report.step for report in reports.values() if report.report.step is not None]
     return max(steps, default=None)
 
 
-def _without(reports: Mapping[int, Arrived], node: int) -> dict[int, Arrived]:
+def _without(reports: Mapping[int, TimedReport], node: int) -> dict[int, TimedReport]:
     return {known: report for known, report in reports.items() if known != node}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import threading
 import time
@@ -29,12 +28,13 @@ from agent.jobs.notify import ANNOUNCE_SECONDS, DEADLINE, NOTICE, STALLED, Notif
 from agent.node import commands, docker, kernel, processes, store
 from agent.node.shared_memory import SupervisorHeartbeat, last_line
 from agent.ranks import attempt, causes, launchers
-from agent.ranks.attempt import Attempt, Look
+from agent.ranks.attempt import Attempt
 from agent.watch.gpus import Gpus
 from agent.watch.measure import RECORD_SECONDS, Recorder
 from agent.watch.notices import NoticeWatch
-from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, Message
+from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, PeerMessage
 from cloudddp.agent.protocol.jobs import Cause, Failure
+from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.agent.protocol.start import OnStall, StartRequest
 
 PAUSE = 0.05  # seconds between two looks at the ranks
@@ -48,27 +48,27 @@ def run(request: StartRequest, heartbeat: SupervisorHeartbeat, notifier: Notifie
     kernel.adopt_orphans()
     launchers.raise_limits()
     try:
-        connections = Mesh(request.node, request.gang)
+        mesh = Mesh(request.node, request.gang)
     except OSError as error:
         why = f"cannot listen for the other nodes: {error.strerror}"
         job_record.JobRecord(request).refuse(why)
         return 1
-    with contextlib.closing(connections):
-        _Supervisor(request, connections, heartbeat, notifier).run()
+    with contextlib.closing(mesh):
+        _Supervisor(request, mesh, heartbeat, notifier).run()
     return 0
 
 
 def _initial_state(request: StartRequest) -> GangState:
     policy = Policy(
         silence=request.gang.silence,
-        stop_grace=request.stop_grace,
+        stop_grace=request.work.stop_grace,
         join_by=time.monotonic() + request.gang.join,
         facts_by=time.monotonic() + 3 * request.gang.join,
         kill_seconds=processes.GIVE_UP_SECONDS,
         preflight=request.gang.preflight,
-        leaves_stalls=request.on_stall is OnStall.LEAVE,
+        leaves_stalls=request.watch.on_stall is OnStall.LEAVE,
     )
-    budget = Budget(request.retries, stalls=request.on_stall is OnStall.RESTART)
+    budget = Budget(request.watch.retries, stalls=request.watch.on_stall is OnStall.RESTART)
     nodes = frozenset(peer.node for peer in request.gang.peers)
     known = {} if request.gang.preflight else {request.node: Facts()}
     return GangState(request.node, nodes, policy, budget, facts=known)
@@ -78,56 +78,49 @@ class _Supervisor:
     """The effects: each event is read here, each action is done here, and nothing is decided."""
 
     def __init__(
-        self, request: StartRequest, connections: Mesh, heartbeat: SupervisorHeartbeat, notifier: Notifier
+        self, request: StartRequest, mesh: Mesh, heartbeat: SupervisorHeartbeat, notifier: Notifier
     ) -> None:
         self._request = request
         self._notifier = notifier
-        self._mesh = connections
+        self._mesh = mesh
         self._heartbeat = heartbeat
         self._record = job_record.JobRecord(request)
         self._state = _initial_state(request)
-        self._facts: queue.SimpleQueue[Facts] = queue.SimpleQueue()  # of this node, from a thread
-        self._notices = NoticeWatch(request.deadline, request.save)
+        self._notices = NoticeWatch(request.end.deadline, request.end.save)
         self._gpus = Gpus(RECORD_SECONDS)
         self._recorder = Recorder(self._record.folder, self._gpus)
         self._heartbeat_at = 0.0
         self._cancelled_at: Optional[float] = None
         self._guard = os.getppid()
         self._signal = 0  # that asked this process to end
-        self._begin(0)
+        self._new_attempt(0)
 
-    def _begin(self, number: int) -> None:
+    def _new_attempt(self, number: int) -> None:
         """Forget what is known of the last attempt."""
         self._attempt = Attempt(self._request, self._record.folder, number)
         self._watches = Watches(self._request, self._record.folder, number, self._gpus, self._send)
 
     def run(self) -> None:
-        """Run the job to its verdict. An error of this process is sent to the others before it ends the
-        process."""
-        try:
-            self._run()
-        except Exception as error:
-            self._send(Message(Kind.CRASHED, error=last_line(error)))
-            self._mesh.flush(LAST_WORDS)
-            raise
-
-    def _run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        """Run the job to its verdict. An error of this process is sent to the others before it ends it."""
         # The end of a launcher is noticed at once: its ranks end because of it, and those of other nodes
         # because of them.
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(self._mesh.wake.fileno(), warn_on_full_buffer=False)
-        self._record.write()
-        if self._request.gang.preflight:
-            threading.Thread(target=self._find_facts, daemon=True).start()
-        while self._state.verdict is None:
-            self._heartbeat.beat(self._request.gang.silence)
-            if time.monotonic() > self._heartbeat_at:
-                self._send_heartbeat()
-            for event in self._turn():
-                self._apply(event)
-        self._mesh.flush(LAST_WORDS)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._on_signal)
+        try:
+            self._record.write()
+            if self._request.gang.preflight:
+                threading.Thread(target=self._find_facts, daemon=True).start()
+            while self._state.verdict is None:
+                self._heartbeat.beat(self._request.gang.silence)
+                if time.monotonic() > self._heartbeat_at:
+                    self._send_heartbeat()
+                for event in self._turn():
+                    self._apply(event)
+        except Exception as error:
+            self._send(PeerMessage(Kind.CRASHED, error=last_line(error)))
+            raise
+        finally:
+            self._mesh.flush(LAST_WORDS)
         if os.getppid() != self._guard:
             self._notifier.conclude()
 
@@ -137,12 +130,13 @@ class _Supervisor:
         try:
             found = _facts(self._request)
         finally:
-            self._facts.put(found)
-            with contextlib.suppress(OSError):  # the socket is full, or closed
-                self._mesh.wake.send(b"\0")
+            job_record.keep(self._record.folder / FACTS_FILE, found)
+            self._mesh.post(events.FactsFound(found))
 
     def _on_signal(self, number: int, _: Any) -> None:
-        self._signal = number
+        if number != signal.SIGCHLD:
+            self._signal = number
+        self._mesh.post()
 
     def _apply(self, event: events.Event) -> None:
         self._state, actions = step.step(self._state, event, events.Moment(time.monotonic(), time.time()))
@@ -156,18 +150,11 @@ class _Supervisor:
         yield from self._mesh.poll(PAUSE)
         yield events.Tick(self._mesh.heard, self._mesh.complete, self._mesh.missing)
         if not self._state.is_joined:
-            yield from self._while_joining()
+            yield from self._end_requests()
         elif not self._state.is_ending:
             yield from self._while_ranks_run()
         elif self._attempt.is_over:
             yield from self._while_others_end()
-
-    def _while_joining(self) -> Iterator[events.Event]:
-        if not self._facts.empty():
-            found = self._facts.get()
-            self._record.keep_facts(found)
-            yield events.FactsFound(found)
-        yield from self._end_requests()
 
     def _end_requests(self) -> Iterator[events.Event]:
         """Yield what this node was asked for: by `kill`, and by a signal."""
@@ -178,13 +165,12 @@ class _Supervisor:
             yield events.EndRequested(why if os.getppid() == self._guard else "its parent was killed")
 
     def _while_ranks_run(self) -> Iterator[events.Event]:
-        """Look for what ends the job on this node: a cancel, a failure, a notice, or that all launchers have
-        ended."""
-        look = self._attempt.look() if self._state.ranks_started else Look.RUNNING
+        """Look for what ends the job here: a cancel, a failure, a notice, or the end of all launchers."""
+        failed, ended = self._attempt.look() if self._state.ranks_started else (False, False)
         yield from self._end_requests()
-        yield events.RanksChecked(look is Look.FAILED, look is Look.ENDED, self._attempt.succeeded)
-        if look is Look.RUNNING and not self._state.is_ending and (notice := self._notices.due()) is not None:
-            failure, grace = notice.failure(self._request.node), notice.grace(self._request.stop_grace)
+        yield events.RanksChecked(failed, ended, self._attempt.succeeded)
+        if not self._state.is_ending and (notice := self._notices.due()) is not None:
+            failure, grace = notice.failure(self._request.node), notice.grace(self._request.work.stop_grace)
             if notice.by_aws:
                 self._notifier.post(NOTICE, failure)
             yield events.FailureNoticed(failure, grace)
@@ -221,16 +207,14 @@ class _Supervisor:
             yield events.Stalled(found)
 
     def _while_others_end(self) -> Iterator[events.Event]:
-        """Report the end of this node's ranks. Where they have ended by themselves, watch those of the other
-        nodes."""
+        """Report the end of this node's ranks. If they have ended by themselves, watch the other nodes."""
         if not self._state.has_reported:
             self._watches.written.report(last=True)
             cancelled = None if self._cancelled_at is None else causes.ago_of(self._cancelled_at)
             yield events.RanksEnded(self._attempt.report(cancelled))
         if not self._state.is_stopping and self._state.is_ending:
-            if phases.is_stopping(self._record.folder):
-                yield events.StopMarked(phases.cancelled_at(self._record.folder) is not None)
-            else:
+            yield from self._end_requests()
+            if not self._state.is_stopping:
                 yield from self._watch_stall()
 
     # -- actions ---------------------------------------------------------------------------------------------
@@ -251,20 +235,20 @@ class _Supervisor:
         }
         handlers[type(action)](action)
 
-    def _send(self, message: Message) -> None:
+    def _send(self, message: PeerMessage) -> None:
         self._mesh.send(replace(message, attempt=self._state.attempt, clock=time.time()))
 
     def _send_heartbeat(self) -> None:
         self._heartbeat_at = time.monotonic() + self._request.gang.silence / HEARTBEATS
         finished = self._request.node in self._state.finished
         idle, paces = self._watches.stalls.idle(), self._watches.pace.paces()
-        self._send(Message(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
+        self._send(PeerMessage(Kind.HEARTBEAT, finished=finished, idle=idle, paces=paces))
 
     def _begin_attempt(self, action: events.BeginAttempt) -> None:
         if action.number:
             attempt.clear(self._record.folder)
             job_record.note(self._record.folder, action.note, launcher=True)
-            self._begin(action.number)
+            self._new_attempt(action.number)
         self._record.running(action.number)
         if self._watches.spread is not None:
             self._watches.spread.start()
@@ -276,7 +260,7 @@ class _Supervisor:
         if self._attempt.error:
             self._record.cannot_start(self._attempt.error)
         elif not self._attempt.number:
-            poweroff.begin(self._request.job, self._request.poweroff)
+            poweroff.begin(self._request.job, self._request.end.poweroff)
 
     def _end_ranks(self, action: events.EndRanks) -> None:
         if action.cancelled and self._cancelled_at is None:
@@ -288,11 +272,11 @@ class _Supervisor:
     def _announce_stop(self, action: events.AnnounceStop) -> None:
         self._record.mark_stop(cancelled=action.cancelled, token=action.token)
         token = phases.cancel_token(self._record.folder)
-        self._send(Message(Kind.STOP, cancelled=action.cancelled, token=token, grace=action.grace))
+        self._send(PeerMessage(Kind.STOP, cancelled=action.cancelled, token=token, grace=action.grace))
 
     def _end(self, action: events.End) -> None:
         if self._state.ranks_started:  # some may be left: this node was frozen while the others ended
-            longest = self._request.stop_grace + processes.GIVE_UP_SECONDS
+            longest = self._request.work.stop_grace + processes.GIVE_UP_SECONDS
             self._heartbeat.beat(longest + self._request.gang.silence)
             self._attempt.join()
         self._record.end(action.verdict, action.missing)
@@ -301,11 +285,11 @@ class _Supervisor:
 def _facts(request: StartRequest) -> Facts:
     """Return what this node is like."""
     copying = commands.later(lambda: _cannot_copy(request))
-    image, project = "", store.project_folder(request.project)
-    command = [commands.program(request.program, project), "-I", "-c", preflight.VERSIONS]
-    if request.container:
-        image, folder = request.container.image, store.job_folder(request.job)
-        command, _ = docker.command(replace(request.container, gpus=False), command, project, {}, folder)
+    image, project, container = "", store.project_folder(request.project), request.work.container
+    command = [commands.program(request.work.program, project), "-I", "-c", preflight.VERSIONS]
+    if container:
+        image, folder = container.image, store.job_folder(request.job)
+        command, _ = docker.command(replace(container, gpus=False), command, project, {}, folder)
     found = preflight.facts(command, Path.home())
     problem = copying() or ""
     defects = (*found.defects, problem[:MAX_FACT]) if problem else found.defects
@@ -313,8 +297,8 @@ def _facts(request: StartRequest) -> Facts:
 
 
 def _cannot_copy(request: StartRequest) -> str:
-    if request.results is None:
+    if request.end.results is None:
         return ""
     from agent.s3 import copies  # 35 ms, which a job without results in S3 need not take
 
-    return copies.check(request, request.results)
+    return copies.check(request, request.end.results)

@@ -11,9 +11,8 @@ from typing import Callable, Optional
 from agent.files import records
 from agent.files.checkpoints import Files
 from agent.jobs import job_record
-from agent.jobs.clocks import Clocks
 from agent.node import store
-from agent.share.spread import Spread
+from agent.share.spread import PeerCopy
 from agent.sync.replaced import set_aside
 from agent.watch.gpus import Gpus
 from agent.watch.isolation import IsolationWatch
@@ -22,7 +21,7 @@ from agent.watch.stragglers import StragglerWatch
 from agent.watch.written import WrittenWatch
 from cloudddp.agent.protocol.checkpoints import listed
 from cloudddp.agent.protocol.file_steps import REPLACED
-from cloudddp.agent.protocol.gang import Kind, Message
+from cloudddp.agent.protocol.gang import Kind, PeerMessage
 from cloudddp.agent.protocol.start import StartRequest
 
 COPIES_SECONDS = 1.0  # between two looks at the copies of checkpoints
@@ -37,32 +36,30 @@ class Watches:
         folder: Path,
         attempt: int,
         gpus: Gpus,
-        send: Callable[[Message], None],
+        send: Callable[[PeerMessage], None],
     ) -> None:
         self._request, self._send = request, send
         self._folder, self._gpus = folder, gpus
         self._project = store.project_folder(request.project)
         # It copies the newest snapshot, or shared files, to the nodes that lack them before the ranks start.
-        self.spread: Optional[Spread] = None
+        self.spread: Optional[PeerCopy] = None
         search = request.snapshots
         if search is not None and (attempt or not search.restarts_only):
-            self.spread = Spread(request, search, attempt, send)
-        self._clocks = Clocks(folder, attempt)
+            self.spread = PeerCopy(request, search, attempt, send)
+        self._clocks = job_record.Clocks(folder, attempt)
         self._copies_at = 0.0
-        self.pace = StragglerWatch(
-            request.node, folder, request.straggler_seconds, send, lambda: self.stalls.noted()
-        )
+        self.pace = StragglerWatch(request.node, folder, request.watch.straggler_seconds, send)
         self.begin()
 
     def begin(self) -> None:
         """The ranks start now: until then they could not do anything."""
         request = self._request
         self._files = Files(self._project) if records.results(self._project).copies else None
-        self.stalls = Stall(request.node, self._folder, request.stall_minutes, self._gpus, self._send)
-        self._isolation = IsolationWatch(request.node, request.gang.peers, request.alone_seconds)
+        self.stalls = Stall(request.node, self._folder, request.watch.stall_minutes, self._gpus, self._send)
+        self._isolation = IsolationWatch(request.node, request.gang.peers, request.watch.alone_seconds)
         self.written = WrittenWatch(request, self._folder, self._send)
 
-    def take(self, node: int, message: Message) -> None:
+    def take(self, node: int, message: PeerMessage) -> None:
         """Take a message of another node."""
         if message.clock is not None:
             self._clocks.heard(node, round(message.clock * 1e9), time.time_ns())
@@ -74,23 +71,24 @@ class Watches:
         elif message.kind is Kind.STACKS:
             self.stalls.add_stacks(node, message)
         elif message.kind is Kind.LEFT and message.stall is not None:
-            job_record.keep_stall(self._folder, message.stall)
+            job_record.keep(self._folder / job_record.STALL_FILE, message.stall)
         elif message.kind is Kind.WROTE and message.wrote is not None:
-            job_record.keep_wrote(self._folder, node, message.wrote)
+            job_record.keep(self._folder / f"wrote-{node}.json", message.wrote)
         elif message.kind is Kind.STRAGGLERS:
-            self.pace.keep(message.stragglers)
+            if self.pace.keep(message.stragglers):
+                self.stalls.activity.forget_output()
         elif message.kind in (Kind.SNAPSHOT, Kind.COPIED) and self.spread is not None:
             self.spread.act(node, message)
 
     def note(self, text: str) -> None:
         """Write into the logs of the ranks, which is no output of theirs."""
         job_record.note(self._folder, text)
-        self.stalls.noted()
+        self.stalls.activity.forget_output()
 
     def turn(self, running: Callable[[], Collection[int]], *, is_first: bool) -> None:
         """Look once at ranks that run; `running` returns their processes. The first node compares them."""
-        if is_first:
-            self.pace.compare()
+        if is_first and self.pace.compare():
+            self.stalls.activity.forget_output()
         self.written.report()
         if text := self._isolation.found(running):
             self.note(text)

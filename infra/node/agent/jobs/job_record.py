@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
@@ -13,17 +14,18 @@ from typing import Any, Optional
 from agent.jobs import phases
 from agent.node import kernel, processes, shared_memory, store
 from cloudddp.agent.protocol import NOTE
-from cloudddp.agent.protocol.codec import MAX_TEXT
-from cloudddp.agent.protocol.gang import Facts, Unreachable, Wrote
+from cloudddp.agent.protocol.codec import MAX_TEXT, encode
+from cloudddp.agent.protocol.gang import Unreachable, Wrote
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import MAX_NODES, JobPhase
-from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, LeftStall, Straggler, Stragglers
-from cloudddp.agent.protocol.results import FACTS_FILE, MASKED_FILE, Masked
+from cloudddp.agent.protocol.progress import MAX_STRAGGLERS, Straggler, Stragglers, ToleratedStall
+from cloudddp.agent.protocol.results import MASKED_FILE, Masked
 from cloudddp.agent.protocol.sentences import masked
 from cloudddp.agent.protocol.start import StartRequest
 
 STRAGGLERS_FILE = "stragglers.json"
 STALL_FILE = "stall.json"
+FEW = 10  # messages, from which the difference of two clocks is estimated
 
 
 class JobRecord:
@@ -37,9 +39,9 @@ class JobRecord:
             JobPhase.STARTING,
             pid=os.getpid(),
             born=processes.born(os.getpid()),
-            script=request.script,
-            expected=request.ranks,
-            max_restarts=request.max_restarts,
+            script=request.work.script,
+            expected=request.work.ranks,
+            max_restarts=request.work.max_restarts,
             resumed_from=request.resumed_from,
             guard=os.getppid(),
             guard_born=processes.born(os.getppid()),
@@ -64,9 +66,6 @@ class JobRecord:
         verdict = Verdict(JobPhase.FAILED, 1, self._request.node, first)
         self.end(verdict, Unreachable({}, (), error))
 
-    def keep_facts(self, found: Facts) -> None:
-        _write(self.folder / FACTS_FILE, found)
-
     def end(self, verdict: Verdict, missing: Optional[Unreachable] = None) -> None:
         """`missing`: why no rank was started, for the reply of `start`."""
         if missing is not None:
@@ -88,8 +87,7 @@ class JobRecord:
                 store.write_private(mark, token.encode())
 
     def time_of_cancel(self) -> float:
-        """Return when the job was cancelled, by the monotonic clock. `kill` sets its mark first, and may have
-        ended launchers since."""
+        """Return when the job was cancelled (monotonic): `kill` marks it first, and then ends launchers."""
         marked = phases.cancelled_at(self.folder)
         return time.monotonic() - (0.0 if marked is None else max(time.time() - marked, 0.0))
 
@@ -117,13 +115,12 @@ def end_own(request: StartRequest, state: Optional[StateFile], verdict: Verdict)
     folder, first = store.job_folder(request.job), verdict.first
     if first is not None:
         lines = masked("\n".join(verdict.last_lines), request.secrets, MAX_LINE).split("\n")
-        _write(folder / MASKED_FILE, Masked(masked(first.detail, request.secrets), tuple(lines)))
+        keep(folder / MASKED_FILE, Masked(masked(first.detail, request.secrets), tuple(lines)))
     end(folder, state, verdict)
 
 
 def end(folder: Path, state: Optional[StateFile], verdict: Verdict) -> None:
-    """Record how a job has ended: first the verdict, so that every state that has ended has one. `state`: the
-    last one, None if it is unreadable."""
+    """Record how a job has ended: first the verdict, so that every ended `state` has one."""
     verdict = verdict if verdict.at is not None else replace(verdict, at=time.time())
     store.write(folder / phases.VERDICT_FILE, verdict)
     if state is not None:
@@ -139,30 +136,17 @@ def stragglers_of(folder: Path) -> tuple[Straggler, ...]:
     return () if found is None else found.known[:MAX_STRAGGLERS]
 
 
-def keep_stragglers(folder: Path, known: tuple[Straggler, ...]) -> None:
-    _write(folder / STRAGGLERS_FILE, Stragglers(known))
-
-
-def stall_of(folder: Path) -> Optional[LeftStall]:
-    return store.read(folder / STALL_FILE, LeftStall)
-
-
-def keep_stall(folder: Path, stall: LeftStall) -> None:
-    _write(folder / STALL_FILE, stall)
-
-
-def keep_wrote(folder: Path, node: int, wrote: Wrote) -> None:
-    _write(folder / f"wrote-{node}.json", wrote)
+def stall_of(folder: Path) -> Optional[ToleratedStall]:
+    return store.read(folder / STALL_FILE, ToleratedStall)
 
 
 def elsewhere(folder: Path, project: Path) -> dict[int, tuple[str, ...]]:
-    """Return the files that the job wrote on other nodes, by their numbers and as they reported, without
-    those that this node has."""
+    """Return the files that other nodes, by number, have reported as written, and this one lacks."""
     found: dict[int, tuple[str, ...]] = {}
     for path in folder.glob("wrote-*.json"):
         node, wrote = path.stem[len("wrote-") :], store.read(path, Wrote)
         if wrote is not None and node.isascii() and node.isdigit() and len(found) < MAX_NODES:
-            found[int(node)] = tuple([one for one in wrote.names if not os.path.lexists(project / one)])
+            found[int(node)] = tuple([name for name in wrote.names if not os.path.lexists(project / name)])
     return found
 
 
@@ -171,13 +155,49 @@ def close_noticed(folder: Path) -> None:
     now = time.time()
     stall = stall_of(folder)
     if stall is not None and stall.until is None:
-        keep_stall(folder, replace(stall, until=max(now, stall.since)))
+        keep(folder / STALL_FILE, replace(stall, until=max(now, stall.since)))
     known = stragglers_of(folder)
     if any(one.until is None for one in known):
         ended = [replace(one, until=max(now, one.since)) if one.until is None else one for one in known]
-        keep_stragglers(folder, tuple(ended))
+        keep(folder / STRAGGLERS_FILE, Stragglers(tuple(ended)))
 
 
-def _write(path: Path, record: Any) -> None:
+def keep(path: Path, record: Any) -> None:
+    """Keep what the agents have noticed."""
     with contextlib.suppress(OSError):  # a full disk ends no job
         store.write(path, record)
+
+
+class Clocks:
+    """By how much the clock of this node is ahead of those of the others at most, in one attempt of a job: in
+    a file of its folder.
+
+    A heartbeat has the time at which it was sent. The difference to the time here is how much this clock is
+    ahead, and how long the message took: so the least of a few is closest. Clocks drift and are set, so the
+    largest of these bounds is kept.
+    """
+
+    def __init__(self, folder: Path, attempt: int) -> None:
+        self._path = folder / f"clocks-{attempt}.json"
+        self._latest: dict[int, deque[int]] = {}  # node -> ns
+        self._ahead: dict[str, int] = {}
+
+    def heard(self, node: int, sent: int, now: int) -> None:
+        """Take when a message was sent, by its sender's clock, and came, by this one's (ns)."""
+        latest = self._latest.setdefault(node, deque(maxlen=FEW))
+        before = self._ahead.get(str(node))
+        has_few = len(latest) == FEW
+        latest.append(now - sent)
+        bound = max(min(latest), before) if has_few and before is not None else min(latest)
+        if bound != before:
+            self._ahead[str(node)] = bound
+            # On a full disk nothing is known of the clocks: the reserve is for how the job ends.
+            with contextlib.suppress(OSError):
+                temporary = self._path.with_suffix(".tmp")
+                temporary.write_bytes(encode(self._ahead))
+                temporary.replace(self._path)
+
+
+def ahead(folder: Path, attempt: int) -> dict[str, int]:
+    """Return the bounds (ns) of an attempt of the job with this folder, by node."""
+    return store.read(folder / f"clocks-{attempt}.json", dict[str, int]) or {}

@@ -92,7 +92,7 @@ class Notifier:
         return time.monotonic() < self._until and any(one.poll() is None for one in self._sent)
 
     def _send(self, news: News) -> None:
-        if not self._request.notify:
+        if not self._request.watch.notify:
             return
         command = agent_command("notify")
         with contextlib.suppress(OSError):
@@ -109,17 +109,17 @@ def payload(
 ) -> dict[str, Any]:
     """Return the message as JSON: `text` is what Slack shows, `content` what Discord shows. `seconds`: since
     the ranks were started, None where they were not. Pure."""
-    failure, cluster = news.failure, request.env.get("CLOUDDDP_CLUSTER", "")
+    failure, cluster = news.failure, request.work.env.get("CLOUDDDP_CLUSTER", "")
     # Without its arguments, which may have a token.
-    script = " ".join(request.script.split()[: 2 if request.script.startswith("-m ") else 1])
+    script = " ".join(request.work.script.split()[: 2 if request.work.script.startswith("-m ") else 1])
     script, usd = _clean(request, script)[:LONGEST_DETAIL], None
     text = f"[{news.event}] {script} (job {request.job}) on cluster {cluster}"
     if seconds is not None:
         text += (
             f"{', running for' if news.exit_code is None else ' after'} {timedelta(seconds=round(seconds))}"
         )
-        if request.usd_hour:
-            usd = round(request.usd_hour * max(seconds, 60.0) / 3600, 2)  # EC2 bills a minute at least
+        if request.watch.usd_hour:
+            usd = round(request.watch.usd_hour * max(seconds, 60.0) / 3600, 2)  # EC2 bills a minute at least
             text += f", at most ${usd:.2f}"
     if failure is not None:
         detail = _clean(request, failure.detail)[:LONGEST_DETAIL]
@@ -175,8 +175,8 @@ def main() -> int:
 
     limit = threading.Timer(SECONDS, give_up)  # a server may answer byte by byte, and a resolver never
     limit.start()
-    is_url = request.notify.startswith(("https://", "http://"))
-    why = _post(request.notify, json.dumps(message)) if is_url else _run(request, message)
+    is_url = request.watch.notify.startswith(("https://", "http://"))
+    why = _post(request.watch.notify, json.dumps(message)) if is_url else _run(request, message)
     limit.cancel()
     if why:
         log(why)
@@ -184,8 +184,7 @@ def main() -> int:
 
 
 def _post(target: str, body: str) -> str:
-    """Return why a message was not sent to a URL, or ''. No proxy is used, no redirect followed, and only the
-    head of the answer read."""
+    """Return why a message was not sent to a URL, or ''. No proxy, no redirect, only the answer's head."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the node may be shutting down
     url, why = urlsplit(target), ""
     path = urlunsplit(("", "", url.path or "/", url.query, ""))
@@ -206,17 +205,16 @@ def _post(target: str, body: str) -> str:
 
 
 def _run(request: StartRequest, message: dict[str, Any]) -> str:
-    """Return why the command failed, or ''. It is in a variable: an argument would be in the list of
-    processes."""
-    project = store.project_folder(request.project)
+    """Return why the command failed, or ''. It is in a variable: the list of processes is public."""
+    project, work = store.project_folder(request.project), request.work
     own = {f"CLOUDDDP_{name.upper()}": "" if one is None else str(one) for name, one in message.items()}
     del own["CLOUDDDP_ALLOWED_MENTIONS"]
-    env = {**os.environ, **activated(program(request.program, project)), **variables(request, project), **own}
+    env = {**os.environ, **activated(program(work.program, project)), **variables(work, project), **own}
     try:
         done = subprocess.run(
             ["bash", "-lc", 'eval "$CLOUDDDP_NOTIFY"'],
             cwd=project,
-            env={**env, "CLOUDDDP_NOTIFY": request.notify},
+            env={**env, "CLOUDDDP_NOTIFY": request.watch.notify},
             check=False,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in a variable

@@ -2,10 +2,11 @@
 
 A job's folder holds `job.json` (JobFile), `state.json` (StateFile, written by its supervisor), `ranks/N.json`
 (RankRecord), `ranks/N.log` (with `N.times`: ranks/rank_log.py), `launcher.log`, `supervisor.log`,
-`status.json` (by the script), `steps/N.json` (by the ranks: watch/pace.py), `stragglers.json` and
-`stall.json` (job_record.py), `rebooted.json` (RebootFile). While its setup runs, and where it has ended
-there, it holds `setup.json` (SetupFile); `setup.log` is the output of the setup commands. A file `cancel`
-(with its token) marks that the user cancelled it, an empty file `stopped` that its supervisor ends the ranks.
+`status.json` (by the script), `steps/N.json` (by the ranks: watch/stragglers.py), `stragglers.json` and
+`stall.json` (job_record.py), `rebooted.json` (RebootFile), `verdict.json` (Verdict). While its setup runs,
+and where it has ended there, there is no `job.json`, and the setup step has written `state.json`; `setup.log`
+is the output of the setup commands. A file `cancel` (with its token) marks that the user cancelled it, an
+empty file `stopped` that its supervisor ends the ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Optional
 
 from agent.node import kernel, processes, store
 from agent.node.processes import Task
-from cloudddp.agent.protocol.codec import MAX_TIME, ExitStatus, Time, has_job_id_format
+from cloudddp.agent.protocol.codec import MAX_TIME, Time, has_job_id_format
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import MAX_RANKS, Cause, Failure, StateFile, Verdict
 from cloudddp.agent.protocol.phases import (
@@ -30,12 +31,10 @@ from cloudddp.agent.protocol.phases import (
     MAX_TOKEN,
     JobPhase,
     LogMiB,
-    NodeRank,
 )
 
 JOB_FILE = "job.json"
 STATE_FILE = "state.json"
-SETUP_FILE = "setup.json"
 SETUP_LOG = "setup.log"
 VERDICT_FILE = "verdict.json"
 COPIED_FILE = "copied.json"
@@ -63,22 +62,6 @@ class JobFile:
 
 
 @frozen
-class SetupFile:
-    """A setup that runs in the process `pid`. One that has succeeded has no file; `ended` and `exit_code` are
-    of one that has failed or was cancelled. A setup that was killed has neither."""
-
-    job: str
-    node: NodeRank
-    script: str
-    started: Time
-    pid: int
-    born: str
-    ended: Optional[Time] = None
-    exit_code: Optional[ExitStatus] = None
-    boot: str = ""  # as in StateFile
-
-
-@frozen
 class RebootFile:
     """When the machine started again on which a job had ended with it, as it was first noticed."""
 
@@ -91,7 +74,12 @@ def job_folders() -> list[Path]:
 
 
 def known_folders() -> list[Path]:
-    return [folder for folder in job_folders() if was_started(folder) or setup_of(folder)]
+    return [folder for folder in job_folders() if is_known(folder)]
+
+
+def is_known(folder: Path) -> bool:
+    """Whether a job was started, or is in its setup, or has ended there."""
+    return was_started(folder) or store.read(folder / STATE_FILE, StateFile) is not None
 
 
 def began_at(folder: Path) -> int:
@@ -105,8 +93,7 @@ def first_began() -> int:
 
 
 def attempts() -> list[tuple[int, str, int]]:
-    """Return when each attempt of each job on this node began, by the file system's clock (ns), its job and
-    its number, the oldest first."""
+    """Return when each attempt on this node began (ns, by the file system), its job and its number."""
     found = []
     for folder in filter(was_started, job_folders()):
         marks = [(mark, _rank_of(mark.name[len(BEGAN) + 1 :])) for mark in folder.glob(f"{BEGAN}-*")]
@@ -148,22 +135,25 @@ def job_file(folder: Path) -> Optional[JobFile]:
 
 
 def task(folder: Path, node: int, *, own: bool = False) -> Task:
-    """Return the processes that a job's supervisor started. `own`: for the supervisor and its guard
-    themselves."""
+    """Return the processes that a job's supervisor started. `own`: for the supervisor and its guard."""
     return Task(f"{folder.name}/{node}", folder / STATE_FILE, own)
 
 
 def setup_task(folder: Path, node: int) -> Task:
-    return Task(f"{folder.name}/{node}/setup", folder / SETUP_FILE)
+    return Task(f"{folder.name}/{node}/setup", folder / STATE_FILE)
 
 
 def recorded(folder: Path) -> Optional[StateFile]:
-    """Return what the supervisor recorded, with the phase LOST if it has exited without recording the end."""
+    """Return what the supervisor or the setup recorded, with the phase LOST if it has exited without
+    recording the end; CANCELLED for a setup that was cancelled."""
     state = store.read(folder / STATE_FILE, StateFile)
     if state is not None and _is_gone(folder, state):
         again = store.read(folder / STATE_FILE, StateFile)  # it may have ended between the two reads
         if again is None or again.state is state.state:
-            return replace(state, state=JobPhase.LOST, exit_code=1)
+            if state.state is not JobPhase.SETUP:
+                return replace(state, state=JobPhase.LOST, exit_code=1)
+            is_cancelled = (folder / CANCEL_MARK).exists()
+            return replace(state, state=JobPhase.CANCELLED if is_cancelled else JobPhase.LOST)
         return again
     return state
 
@@ -172,9 +162,7 @@ def agent_runs(folder: Path) -> bool:
     """Whether the supervisor of a job runs, also as a frozen process, or its guard, which is not stopped.
     True if their record is unreadable: a rank may have damaged it."""
     state = store.read(folder / STATE_FILE, StateFile)
-    if state is None or state.pid is None:
-        return True
-    if processes.runs(state.pid, state.born):
+    if state is None or state.pid is None or processes.runs(state.pid, state.born):
         return True
     return processes.runs(state.guard, state.guard_born) and not processes.is_stopped(state.guard)
 
@@ -202,43 +190,16 @@ def _is_gone(folder: Path, state: StateFile) -> bool:
     if state.state is JobPhase.RUNNING or waits:
         guarded = processes.runs(state.guard, state.guard_born)
         return not guarded and not processes.runs(state.pid, state.born)
+    if state.state is JobPhase.SETUP and not processes.runs(state.pid, state.born):
+        return not processes.find(setup_task(folder, state.node))
     if state.state is JobPhase.STARTING:
         return time.time() - ctime(folder / JOB_FILE) / 1e9 > START_SECONDS
     return False
 
 
-def setup_of(folder: Path) -> Optional[SetupFile]:
-    """Return the record of a job's setup that runs, or has not succeeded."""
-    return store.read(folder / SETUP_FILE, SetupFile)
-
-
-def setup_phase(folder: Path) -> Optional[JobPhase]:
-    """Return the phase of a job that was not started beyond its setup. None for a job whose setup is not
-    known."""
-    if setup_of(folder) is None:
-        return None
-    if running_setup(folder):
-        return JobPhase.SETUP
-    setup = setup_of(folder)  # again: it may have ended in between
-    if (folder / CANCEL_MARK).exists():
-        return JobPhase.CANCELLED
-    return JobPhase.LOST if setup is None or setup.ended is None else JobPhase.FAILED
-
-
-def running_setup(folder: Path) -> Optional[SetupFile]:
-    """Return the record of a job's setup while any process of it runs."""
-    setup = setup_of(folder)
-    if setup is None or setup.ended is not None or _is_other_boot(setup.boot):
-        return None
-    alive = processes.runs(setup.pid, setup.born) or processes.find(setup_task(folder, setup.node))
-    return setup if alive else None
-
-
 def phase_of(folder: Path) -> JobPhase:
     state = recorded(folder)
-    if state is not None:
-        return state.state
-    return setup_phase(folder) or JobPhase.LOST
+    return JobPhase.LOST if state is None else state.state
 
 
 def _is_other_boot(recorded: str) -> bool:
@@ -247,20 +208,15 @@ def _is_other_boot(recorded: str) -> bool:
 
 
 def rebooted(folder: Path) -> Optional[float]:
-    """Return when the machine started again (seconds since the epoch), if a job or its setup ended because it
-    was rebooted."""
+    """Return when the machine started again (epoch), if that ended a job or its setup."""
     noticed = store.read(folder / REBOOTED_FILE, RebootFile)
     if noticed is not None:
         return noticed.at
-    state = recorded(folder)
-    record = state or setup_of(folder)
+    record = recorded(folder)
     if record is None or not _is_other_boot(record.boot):
         return None
     at, first = kernel.booted_at(), first_failure(folder)
-    if (
-        not ended_with_machine(phase_of(folder), record.node, record.ended, first, at)
-        or not 0 <= at <= MAX_TIME
-    ):
+    if not ended_with_machine(record.state, record.node, record.ended, first, at) or not 0 <= at <= MAX_TIME:
         return None
     with contextlib.suppress(OSError):  # a full disk; after a further reboot, the later start is reported
         store.write(folder / REBOOTED_FILE, RebootFile(at))
@@ -283,8 +239,7 @@ def ended_with_machine(
 
 
 def running_jobs() -> list[str]:
-    """Return the jobs that occupy this node, also those whose supervisor has exited while their ranks
-    continue."""
+    """Return the jobs that occupy this node, also those whose ranks outlive their supervisor."""
     return [folder.name for folder in known_folders()[-MAX_RUNNING:] if _occupies(folder)]
 
 
@@ -331,6 +286,5 @@ def cancel_token(folder: Path) -> str:
 
 
 def modified(path: Path) -> float:
-    """Return when a file was modified, in range: a script may set any time, also one before 1970. Raises
-    OSError."""
+    """Return when a file was modified, in range: a script may set any time. Raises OSError."""
     return min(max(os.lstat(path).st_mtime, 0.0), MAX_TIME)

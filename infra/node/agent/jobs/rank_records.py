@@ -32,8 +32,7 @@ def running(folder: Path) -> list[RankRecord]:
 
 
 def settle(folder: Path, records: Sequence[RankRecord], *, asked: bool) -> None:
-    """Record an end by SIGKILL, now, for ranks whose wrapper was killed with them. `asked`: they were being
-    ended."""
+    """Record an end by SIGKILL, now, of ranks whose wrapper was killed, too. `asked`: they were to end."""
     killed = int(signal.SIGKILL)
     for record in records:
         if record.exit_code is None:
@@ -66,8 +65,7 @@ def training_status(folder: Path) -> Optional[TrainingStatus]:
 
 
 def metrics(folder: Path) -> dict[str, Optional[float]]:
-    """Return the numbers that rank 0 last reported, whatever their names; the first ones of too many. None
-    for NaN and infinity."""
+    """Return the first numbers that rank 0 last reported, of any name. None for NaN and infinity."""
     numbers = [
         (name, float(value) if abs(value) < LARGEST_METRIC else None)
         for name, value in _report(folder)[0].items()

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Optional, TypeVar, Union
 
 from agent.node import kernel
-from cloudddp.agent.protocol.start import SetupRequest, StartRequest
+from cloudddp.agent.protocol.start import SetupRequest, Work
 
 T = TypeVar("T")
 
 
 def run_quietly(argv: list[str], timeout: float = 20.0, *, partly: bool = False) -> str:
-    """Return a program's stdout, or '' where it is missing, fails, or takes longer than `timeout` seconds.
-    With `partly`, also what a program wrote that failed."""
+    """Return a program's stdout, '' where it fails (unless `partly`), or takes longer than `timeout` s."""
     code, out, _ = outcome(argv, timeout)
     return out if partly or code == 0 else ""
 
@@ -67,9 +66,9 @@ def program(word: str, folder: Path) -> str:
     return os.path.join(folder, os.path.expanduser(word)) if "/" in word else word
 
 
-def variables(request: Union[SetupRequest, StartRequest], project: Path) -> dict[str, str]:
+def variables(given: Union[SetupRequest, Work], project: Path) -> dict[str, str]:
     """Return the variables that a job was given: where [[data]] is, and those of the user, which win."""
-    return {**{name: str(project / path) for name, path in request.paths.items()}, **request.env}
+    return {**{name: str(project / path) for name, path in given.paths.items()}, **given.env}
 
 
 def activated(python: str) -> dict[str, str]:
@@ -89,6 +88,5 @@ def activated(python: str) -> dict[str, str]:
 
 
 def agent_command(*words: str, python: str = sys.executable) -> list[str]:
-    """Return the command that runs this agent: isolated from the user's environment and without
-    site-packages."""
+    """Return the command that runs this agent: without the user's environment and site-packages."""
     return [python, "-IS", "-X", "utf8", os.path.abspath(sys.argv[0]), *words]

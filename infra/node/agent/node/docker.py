@@ -57,8 +57,7 @@ def id_of(image: str) -> str:
 
 
 def pull(image: str) -> str:
-    """Return the shell command that pulls an image: from ECR with the node's role, whose token never gets to
-    the disk."""
+    """Return the shell command that pulls an image: from ECR with a token that never gets to the disk."""
     docker, registry = shlex.quote(PROGRAM), image.partition("/")[0]
     command = f"{docker} pull {shlex.quote(image)}"
     if not (found := ECR.fullmatch(registry)):
@@ -75,8 +74,7 @@ def command(
     container: Container, words: Sequence[str], project: Path, env: Mapping[str, str], folder: Path
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs `words` in a container of the job in `folder`, as this user, and its
-    environment: Docker gets the variables of `env` by their names, since values may be secret, and arguments
-    are public."""
+    environment: Docker gets variables by name, since values may be secret and arguments are public."""
     home, user = Path.home(), getpass.getuser()  # the image's /etc/passwd does not have it
     given = {
         "HOME": str(home),

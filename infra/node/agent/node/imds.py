@@ -30,8 +30,7 @@ class Metadata:
         self._token_until = 0.0
 
     def get(self, name: str) -> tuple[str, datetime]:
-        """Return what has this name, '' for nothing, and the time by the clock of the service. Raises
-        OSError, HTTPException, ValueError."""
+        """Return what has this name, and the service's time. Raises OSError, HTTPException, ValueError."""
         if time.monotonic() > self._token_until:
             headers = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_SECONDS)}
             self._token, _ = self._call("PUT", "/latest/api/token", headers)

@@ -24,8 +24,7 @@ _LIBRARY = ctypes.CDLL(None)
 
 
 def set_name(name: str) -> None:
-    """Name this process, and those that it forks: the node must not power off while one is named
-    RUNS_A_JOB."""
+    """Name this process and its forks: the node must not power off while one is named RUNS_A_JOB."""
     _LIBRARY.prctl(PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
@@ -35,8 +34,7 @@ def adopt_orphans() -> None:
 
 
 def die_with_parent(number: int, parent_pid: int) -> None:
-    """Get a signal when the parent, `parent_pid`, ends: more exactly, the thread that started this
-    process."""
+    """Get a signal when the parent, `parent_pid`, ends: the thread of it that started this process."""
     _LIBRARY.prctl(PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:  # it has ended before
         os.kill(os.getpid(), number)

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from io import BufferedReader
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 from cloudddp.agent.protocol.phases import Peer
 
@@ -60,9 +60,8 @@ class Link:
         again: tuple[type[Exception], ...] = REFUSED,
         ended: Callable[[], bool] = lambda: False,
     ) -> Link:
-        """Connect to another agent, which may not yet listen, and prove who this side is. For so many
-        seconds, unless it `ended`, the errors named in `again` are tried again. Raises what REFUSED names; no
-        connection is left then."""
+        """Connect to another agent, which may not yet listen, and prove who this side is. The errors `again`
+        are tried again for so many seconds, unless it `ended`. Raises what REFUSED names."""
         deadline, delay = time.monotonic() + seconds, RETRY
         while True:
             try:
@@ -86,21 +85,22 @@ class Link:
         found = self._read(time.monotonic() + ANSWER)
         self._names = (self._names[0], own, str(found["nonce"]))
         self._check(found, "accept")
-        self._write({"seal": self.seal("connect")})
+        self._write({"seal": self._seal("connect")})
 
     def accept(self, seconds: float = HELLO) -> None:
         """The same, for the side that has listened."""
         until = time.monotonic() + seconds
         own, theirs = secrets.token_hex(16), str(self._read(until)["nonce"])
         self._names = (self._names[0], theirs, own)
-        self._write({"nonce": own, "seal": self.seal("accept")})
+        self._write({"nonce": own, "seal": self._seal("accept")})
         self._check(self._read(until), "connect")
 
     def write(self, name: str, text: str) -> None:
-        self._write({"text": text, "seal": self.seal(name, text)})
+        self._write({"text": text, "seal": self._seal(name, text)})
 
-    def read(self, name: str, seconds: float) -> str:
-        found = self._read(time.monotonic() + seconds)
+    def read(self, name: str, seconds: Optional[float], longest: int = LONGEST_LINE) -> str:
+        """`seconds`: None for any time, of a node that is watched otherwise."""
+        found = self._read(None if seconds is None else time.monotonic() + seconds, longest)
         text = str(found["text"])
         self._check(found, name, text)
         return text
@@ -117,14 +117,8 @@ class Link:
         return bytes(data)
 
     def write_all(self, data: bytes) -> None:
-        self._socket.settimeout(STALLED)
+        self._socket.settimeout(STALLED)  # not what was left of the time of a read
         self._socket.sendall(data)
-
-    def detach(self) -> tuple[socket.socket, bytes]:
-        """Return the connection, which does not block from now on, and what came with the proof. The link
-        may be closed then, and still makes HMACs. Raises OSError."""
-        self._socket.setblocking(False)
-        return self._socket.dup(), self._input.read1()
 
     def end(self) -> None:
         """Wake the thread that uses the connection; it has to close it."""
@@ -136,34 +130,32 @@ class Link:
         self._socket.close()
 
     def _write(self, value: dict[str, Any]) -> None:
-        self._socket.settimeout(STALLED)  # not what was left of the time of a read
-        self._socket.sendall(json.dumps(value).encode() + b"\n")
+        self.write_all(json.dumps(value).encode() + b"\n")
 
-    def _read(self, until: float) -> dict[str, Any]:
+    def _read(self, until: Optional[float], longest: int = LONGEST_LINE) -> dict[str, Any]:
         """Return a message, which the other side may send byte by byte, but not beyond `until`, by the
         monotonic clock."""
         line = b""
         while not line.endswith(b"\n"):
-            self._socket.settimeout(max(until - time.monotonic(), 0.001))
+            self._socket.settimeout(until and max(until - time.monotonic(), 0.001))
             here = self._input.peek(1)
-            if not here or len(line) > LONGEST_LINE or time.monotonic() > until:
+            if not here or len(line) > longest or (until and time.monotonic() > until):
                 raise LinkError("the connection has ended")
             line += self._input.read(here.find(b"\n") + 1 or len(here))
         return dict(json.loads(line))
 
-    def seal(self, name: str, text: str = "") -> str:
+    def _seal(self, name: str, text: str = "") -> str:
         """Return the HMAC of a text that is sent as `name` on this connection."""
         return hmac.new(self._secret, json.dumps([name, *self._names, text]).encode(), "sha256").hexdigest()
 
     def _check(self, found: dict[str, Any], name: str, text: str = "") -> None:
-        if not hmac.compare_digest(str(found["seal"]).encode(), self.seal(name, text).encode()):
+        if not hmac.compare_digest(str(found["seal"]).encode(), self._seal(name, text).encode()):
             raise WrongSecret("the other side does not know the secret of the job")
 
 
 class Server:
-    """Serves other agents, each in a thread of its own, at most `nodes` and some strangers at a time. With
-    one more the oldest stranger has to go, since a node proves at once who it is. `serve` may raise what
-    REFUSED names, and EOFError: a node was lost."""
+    """Serves other agents, each in a thread, at most `nodes` and some strangers, the oldest of which makes
+    room: a node proves at once who it is. `serve` may raise what REFUSED names, and EOFError."""
 
     def __init__(self, secret: str, purpose: str, nodes: int, serve: Callable[[Link], None]) -> None:
         self._secret, self._purpose, self._serve = secret, purpose, serve
@@ -205,12 +197,10 @@ class Server:
                             del self._links[stranger]
                     if is_wanted := not self._closed and len(self._links) < self._most:
                         self._links[link] = False
-                try:
+                with contextlib.suppress(RuntimeError):  # too many processes of this user
                     if is_wanted:
                         threading.Thread(target=self._run, args=(link,), daemon=True).start()
                         continue
-                except RuntimeError:  # too many processes of this user
-                    pass
                 self._drop(link)
 
     def _run(self, link: Link) -> None:

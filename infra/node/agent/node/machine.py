@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import random
+import re
 import shutil
 import socket
 import struct
@@ -16,9 +17,8 @@ from pathlib import Path
 from agent.node.commands import program, run_quietly
 
 SIOCGIFCONF = 0x8912  # linux/sockios.h
-IFREQ = struct.Struct(
-    "16s4x4s16x"
-)  # the name of an interface, perhaps with a label, and one of its addresses
+# The name of an interface, perhaps with a label, and one of its addresses.
+IFREQ = struct.Struct("16s4x4s16x")
 MAX_ADDRESSES = 1000
 NVIDIA_SMI_SECONDS = 120.0  # the first call on a cold node loads the driver, which may take seconds per GPU
 EFA_FI_INFO = "/opt/amazon/efa/bin/fi_info"  # of AWS's EFA installer; on PATH in login shells only
@@ -69,16 +69,13 @@ def count_efa() -> int:
     if fi_info is None:
         drivers = [os.path.realpath(device / "device" / "driver") for device in Path(INFINIBAND).glob("*")]
         return sum(os.path.basename(driver) == "efa" for driver in drivers)
-    listed = run_quietly([fi_info, "-p", "efa", "-t", "FI_EP_RDM"]).splitlines()
-    domains = {
-        line.split()[1] for line in listed if line.split()[:1] == ["domain:"] and len(line.split()) > 1
-    }
+    listed = run_quietly([fi_info, "-p", "efa", "-t", "FI_EP_RDM"])
+    domains = re.findall(r"^\s*domain:\s*(\S+)", listed, re.MULTILINE)
     return len({domain.rpartition("-")[0] or domain for domain in domains})
 
 
 def find_python(wanted: str, folder: Path) -> str:
-    """Return the Python for the ranks, or '': the requested one, or the Deep Learning AMI's, or the one on
-    PATH."""
+    """Return the Python for the ranks, or '': the requested one, the Deep Learning AMI's, or that on PATH."""
     if wanted:
         return shutil.which(program(wanted, folder)) or ""
     image = DEEP_LEARNING_AMI_PYTHON

@@ -14,7 +14,7 @@ from typing import Optional
 from agent.node import docker, store
 from agent.node.commands import run_quietly
 from agent.node.kernel import born as born
-from agent.node.kernel import stat
+from agent.node.kernel import cpu_ticks, stat
 from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import is_job_id
 from cloudddp.agent.protocol.frozen import frozen
@@ -27,8 +27,7 @@ LONGEST_MARK = 80  # bytes
 
 @frozen
 class Leader:
-    """The process that adopts a task's orphans: the supervisor, or the setup step. Part of the record of
-    each."""
+    """The process that adopts a task's orphans: the supervisor, or the setup. Part of its record."""
 
     pid: int
     born: str
@@ -58,7 +57,7 @@ def find(task: Task) -> list[int]:
     marked = {pid for pid in parents if mark in _environment(pid)}
     leader = _leader(task)
     roots = marked | {leader} | ({os.getpid()} if task.own else set())
-    found = {pid for tree in _trees(roots, parents).values() for pid in tree}
+    found = {pid for tree in trees(roots, parents).values() for pid in tree}
     return sorted(found - {leader, os.getpid()})
 
 
@@ -67,12 +66,9 @@ def tree(pid: int) -> list[int]:
     return trees([pid])[pid]
 
 
-def trees(pids: Iterable[int]) -> dict[int, list[int]]:
-    """Return what `tree` does for each of these processes. One look at /proc, which may list thousands."""
-    return _trees(pids, _parents())
-
-
-def _trees(pids: Iterable[int], parents: Mapping[int, int]) -> dict[int, list[int]]:
+def trees(pids: Iterable[int], known: Optional[Mapping[int, int]] = None) -> dict[int, list[int]]:
+    """Return what `tree` does for each process, with one look at /proc, unless all parents are `known`."""
+    parents = _parents() if known is None else known
     children: dict[int, list[int]] = {}
     for one, its_parent in parents.items():
         children.setdefault(its_parent, []).append(one)
@@ -122,8 +118,7 @@ def _environment(pid: int) -> list[bytes]:
 
 
 def runs(pid: Optional[int], born_at: str) -> bool:
-    """Return whether the process runs that was recorded with this pid and this `born`. An empty one names
-    none."""
+    """Return whether the process runs that was recorded as this pid and `born`; '' names none."""
     return pid is not None and bool(born_at) and born(pid) == born_at
 
 
@@ -196,3 +191,36 @@ def _denied(pid: int, number: signal.Signals) -> bool:
     except OSError:
         pass  # it has ended
     return False
+
+
+class Use:
+    """What the ranks of this node use, each with its children."""
+
+    def __init__(self) -> None:
+        self._looked_at = 0.0
+        self._before: dict[int, dict[int, tuple[int, int]]] = {}  # rank -> pid -> CPU ticks, bytes
+
+    def look(self, roots: Mapping[int, int]) -> dict[int, tuple[int, int, float]]:
+        """Return the CPU ticks and the bytes that each rank has used since the last look, and the seconds.
+        `roots` are their processes by rank. A process that is new has used all of it since."""
+        listed, now = trees(roots.values()), time.monotonic()
+        seconds, self._looked_at = now - self._looked_at, now
+        found = {}
+        for rank, root in roots.items():
+            usage = {pid: (cpu_ticks(pid), _bytes(pid)) for pid in listed[root]}
+            before = self._before.get(rank)
+            self._before[rank] = usage
+            if before is not None:
+                ticks, size = (
+                    sum(max(used[kind] - before.get(pid, (0, 0))[kind], 0) for pid, used in usage.items())
+                    for kind in range(2)
+                )
+                found[rank] = ticks, size, seconds
+        return found
+
+
+def _bytes(pid: int) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar", "wchar")))
+    return 0

@@ -12,7 +12,7 @@ from agent.node.link import Link, LinkError
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.manifest import Entry
 from cloudddp.agent.protocol.receiving import Receiver
-from cloudddp.agent.protocol.sending import Sender, Wanted, as_missing
+from cloudddp.agent.protocol.sending import FileRequest, Sender, as_missing
 from cloudddp.agent.protocol.transfer import Wants
 
 ALIVE = 5.0  # seconds without anything to send
@@ -30,7 +30,7 @@ def serve(
     raises OSError, is said to be missing. Raises what link.REFUSED names, and EOFError."""
     key = secret.encode()
     wants = transfer.read_wants(transfer.read_frame(link.read_all, key))
-    wanted = [Wanted(number, files[number][0], known) for number, known in wants.of(files)]
+    wanted = [FileRequest(number, files[number][0], known) for number, known in wants.of(files)]
     last = time.monotonic()
     for data in Sender(str(folder), key, on_lost=as_missing, locate=locate).frames(wanted):
         if data:

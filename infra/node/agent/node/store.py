@@ -52,7 +52,10 @@ def replace(path: Path, data: bytes) -> None:
             temporary.unlink()
         if _overwrite(path, data):
             return
-        _take_reserve(path, temporary)
+        for folder in list(path.parents)[:2]:
+            with contextlib.suppress(OSError):
+                os.replace(folder / RESERVE, temporary)
+                break
         if not _overwrite(temporary, data):
             raise
     os.replace(temporary, path)
@@ -69,13 +72,6 @@ def _overwrite(path: Path, data: bytes) -> bool:
             return written == len(data)
     except OSError:
         return False
-
-
-def _take_reserve(path: Path, temporary: Path) -> None:
-    for folder in list(path.parents)[:2]:
-        with contextlib.suppress(OSError):
-            os.replace(folder / RESERVE, temporary)
-            return
 
 
 def write_private(path: Path, data: bytes) -> None:

@@ -7,14 +7,13 @@ import os
 import threading
 import time
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from typing import Optional
 
 from agent.jobs import job_record, phases, rank_records
 from agent.node import processes, store
 from agent.ranks import causes, launchers
-from agent.ranks.causes import Seen
+from agent.ranks.causes import TimedFailure
 from cloudddp.agent.protocol import NOT_STARTED
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Observed, Report
@@ -26,14 +25,6 @@ WRAPPER_SECONDS = 0.2
 # Seconds for a wrapper that runs: after the end of the rank's main thread, others may still free its memory.
 BUSY_SECONDS = 30.0
 TICK = 20_000_000  # nanoseconds: file systems count time in steps of up to 10 ms
-
-
-class Look(Enum):
-    """What a look at the ranks has found."""
-
-    RUNNING = "running"
-    FAILED = "failed"  # a rank or a launcher has failed by itself
-    ENDED = "ended"  # every launcher has ended, and none has failed
 
 
 class Attempt:
@@ -48,8 +39,8 @@ class Attempt:
         self._task = phases.task(folder, request.node, own=True)
         self._kernel = causes.Kernel.now()
         self._children: list[launchers.Child[bytes]] = []
-        self._failures: list[Seen] = []  # that are no rank's own end
-        self._failed_launchers: dict[int, Seen] = {}  # by pid
+        self._failures: list[TimedFailure] = []  # that are no rank's own end
+        self._failed_launchers: dict[int, TimedFailure] = {}  # by pid
         self._gone: dict[int, float] = {}  # ranks that have ended without a record, and since when
         self._records: list[RankRecord] = []
         self._records_changed = -1
@@ -58,10 +49,9 @@ class Attempt:
         self._latest = float("inf")  # when the grace of the ranks ends
 
     def launch(self, *, torch: str = "") -> None:
-        """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, as far as it
-        is known."""
+        """Start the launchers. An error becomes a failure of the attempt. `torch`: its version, if known."""
         try:
-            for process in self._request.processes:
+            for process in self._request.work.processes:
                 if not phases.is_stopping(self._folder):
                     self._children.append(
                         launchers.launch(self._request, process, self._task, attempt=self.number, torch=torch)
@@ -77,7 +67,8 @@ class Attempt:
     @property
     def succeeded(self) -> bool:
         """Whether every rank of this node has exited with 0."""
-        return len(self._records) == self._request.ranks and all(one.exit_code == 0 for one in self._records)
+        expected = self._request.work.ranks
+        return len(self._records) == expected and all(record.exit_code == 0 for record in self._records)
 
     @property
     def is_over(self) -> bool:
@@ -86,10 +77,10 @@ class Attempt:
 
     def fail(self, observed: Observed) -> None:
         """Keep a failure that is no rank's own end."""
-        self._failures.append(Seen(time.monotonic(), observed))
+        self._failures.append(TimedFailure(time.monotonic(), observed))
 
-    def look(self) -> Look:
-        """Look at ranks and launchers."""
+    def look(self) -> tuple[bool, bool]:
+        """Return whether a rank or a launcher has failed by itself, and whether every launcher has ended."""
         # Polled first: a launcher that ends later in this look, or one of its ranks, may have failed, which
         # the next look finds.
         ended = all(child.poll() is not None for child in self._children)
@@ -97,11 +88,8 @@ class Attempt:
         self._notice_killed_wrappers()
         self._notice_launchers()
         launchers.collect_orphans(self._children)
-        if self._failures or (not self._request.max_restarts and self._has_failed_rank()):
-            return Look.FAILED
-        if self._failed_launchers and not self.succeeded:
-            return Look.FAILED
-        return Look.ENDED if ended else Look.RUNNING
+        failed = bool(self._failures) or (not self._request.work.max_restarts and self._has_failed_rank())
+        return failed or (bool(self._failed_launchers) and not self.succeeded), ended
 
     def end(self, grace: float, *, saving: bool = False) -> None:
         """Ask the ranks to end, and kill them after `grace` seconds; another thread does it. A second call
@@ -120,7 +108,7 @@ class Attempt:
                 daemon=True,
                 kwargs={
                     "latest": lambda: self._latest,
-                    "first": self._wrappers if saving and not self._request.max_restarts else tuple,
+                    "first": self._wrappers if saving and not self._request.work.max_restarts else tuple,
                 },
             )
             self._ending.start()
@@ -140,8 +128,7 @@ class Attempt:
             self._ending.join()
 
     def report(self, cancelled: Optional[float]) -> Report:
-        """Return how the attempt ended here. `cancelled`: seconds since the user cancelled the job on this
-        node."""
+        """Return how the attempt ended here. `cancelled`: seconds since the user cancelled the job here."""
         rank_records.settle(self._folder, rank_records.read(self._folder), asked=True)
         self._records_changed = -1
         self._read_records()
@@ -162,8 +149,7 @@ class Attempt:
         return Report(self.succeeded, tuple(failures), cancelled, code, step, exits)
 
     def _has_failed_rank(self) -> bool:
-        """Whether a rank has failed. One that has lost another rank is given the time for that one to end, so
-        that it is known which of the two was the first."""
+        """Whether a rank has failed. One that has lost another rank waits for the end of that one."""
         failed = causes.failed_ranks(self._records)
         if not failed:
             return False
@@ -176,9 +162,8 @@ class Attempt:
     # -- looking ---------------------------------------------------------------------------------------------
 
     def _read_records(self) -> None:
-        """Read the ranks' records if one has changed: each is replaced, which changes the folder's mtime. If
-        that is recent, they are read again at the next look: another change within the same tick would not
-        show."""
+        """Read the ranks' records if one has changed: each is replaced, which changes the folder's mtime. A
+        recent change is read again: another one within the same tick would not show."""
         with contextlib.suppress(OSError):
             changed = os.stat(self._folder / "ranks").st_mtime_ns
             if changed != self._records_changed:
@@ -192,11 +177,10 @@ class Attempt:
             code = child.poll()
             if code and child.pid not in self._failed_launchers:
                 found = causes.of_launcher(self._folder, self._request.node, code, self._kernel)
-                self._failed_launchers[child.pid] = Seen(time.monotonic(), found)
+                self._failed_launchers[child.pid] = TimedFailure(time.monotonic(), found)
 
     def _notice_killed_wrappers(self) -> None:
-        """Record the end of a rank whose wrapper was killed with it. An intact wrapper records it within
-        milliseconds, unless the node is busy."""
+        """Record the end of a rank whose wrapper was killed, too. An intact one does it in milliseconds."""
         now = time.monotonic()
         for record in self._records:
             if record.exit_code is not None or not record.pid or processes.born(record.pid):

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
+from agent.jobs import phases
 from agent.node import store
 from agent.node.commands import run_quietly
 from cloudddp.agent.protocol import NOTE, RESTART_NOTE
@@ -29,7 +30,7 @@ SETTLE = 0.7
 FULL = 0.005  # of a disk that are left, or less
 KERNEL_LOG_SECONDS = 2.0
 NO_SPACE = "No space left on device"
-# What gloo, NCCL and the store of torch.distributed write when another rank has gone, or does not take part.
+# What gloo, NCCL and the store of torch.distributed write when another rank has ended, or does not take part.
 LOST_PEER = re.compile(
     r"connection (was )?(likely )?(closed|reset|refused)|broken pipe|timed out|timeout|remote process exited"
     r"|failed to recv, got 0 bytes|ncclRemoteError|ncclSystemError|Dist(Network|Store|Backend)Error",
@@ -52,8 +53,8 @@ class Kernel:
 
 
 @frozen
-class Seen:
-    """A failure, and when it came to be, by this node's monotonic clock."""
+class TimedFailure:
+    """A failure, and when it happened, by this node's monotonic clock."""
 
     at: float
     observed: Observed
@@ -61,26 +62,15 @@ class Seen:
 
 def _oom_kills() -> int:
     """Return how many processes the OOM killer has ended: of the machine, and of this control group."""
-    return _counter(Path("/proc/vmstat"), "oom_kill") + sum(
-        _counter(folder / "memory.events", "oom_kill") for folder in _control_groups()
-    )
-
-
-def _control_groups() -> list[Path]:
+    group, total = Path("/sys/fs/cgroup"), 0
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::/"):
-                own = Path("/sys/fs/cgroup") / line[4:]
-                return [own, *(one for one in own.parents if one.is_relative_to("/sys/fs/cgroup"))]
-    return []
-
-
-def _counter(path: Path, name: str) -> int:
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in path.read_text().splitlines():
-            if line.split()[0] == name:
-                return int(line.split()[1])
-    return 0
+        own = re.search(r"^0::/(.*)$", Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+        group = group / own[1] if own else group
+    for path in (Path("/proc/vmstat"), *(folder / "memory.events" for folder in (group, *group.parents))):
+        with contextlib.suppress(OSError):
+            found = re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE)
+            total += int(found[1]) if found else 0
+    return total
 
 
 def of_rank(folder: Path, node: int, record: RankRecord, before: Kernel) -> Observed:
@@ -112,15 +102,8 @@ def of_launcher(folder: Path, node: int, code: int, before: Kernel) -> Observed:
     failure = Failure(node, cause, exit_code=128 - code if code < 0 else code, signal=number)
     lines, _ = end_of_log(folder / "launcher.log", failure.exit_code)
     if not lines and number is not None:
-        lines, _ = end_of_log(max((folder / "ranks").glob("*.log"), key=_written, default=folder))
+        lines, _ = end_of_log(max((folder / "ranks").glob("*.log"), key=phases.ctime, default=folder))
     return Observed(failure, 0.0, lines)
-
-
-def _written(path: Path) -> float:
-    try:
-        return os.lstat(path).st_mtime
-    except OSError:
-        return 0.0
 
 
 def ago_of(at: Optional[float]) -> float:
@@ -129,9 +112,8 @@ def ago_of(at: Optional[float]) -> float:
 
 
 def end_of_log(path: Path, exit_code: Optional[int] = None) -> tuple[tuple[str, ...], LastError]:
-    """Return the last lines of a log, each cut, and the error of the program that has exited with this code.
-    Of many lines below the error, only the first are returned. Lines of earlier attempts and notes are left
-    out."""
+    """Return the last lines of a log, each cut, without earlier attempts and notes, and the error of the
+    program that exited with this code. Of many lines below the error, only the first are returned."""
     try:
         with store.open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -151,8 +133,7 @@ def end_of_log(path: Path, exit_code: Optional[int] = None) -> tuple[tuple[str, 
 
 
 def _is_full(folder: Path) -> bool:
-    """Whether a disk that jobs write to has no space left: that of the home folder, or that of the temporary
-    files."""
+    """Whether a disk that jobs write to has no space left: of the home folder, or of temporary files."""
     for path in (str(folder), "/tmp", "/dev/shm"):  # noqa: S108  looked at, never written
         with contextlib.suppress(OSError):
             found = os.statvfs(path)
@@ -162,8 +143,7 @@ def _is_full(folder: Path) -> bool:
 
 
 def _xids(before: Kernel) -> str:
-    """Return the errors that NVIDIA's driver has logged since the job began, such as `Xid 79
-    (PCI:0000:00:1e)`."""
+    """Return the errors of NVIDIA's driver since the job began, such as `Xid 79 (PCI:0000:00:1e)`."""
     found: dict[str, None] = {}
     for line in driver_log(KERNEL_LOG_SECONDS):
         stamp, match = re.match(r"\[\s*(\d+\.\d+)\]", line), XID.search(line)
@@ -173,8 +153,7 @@ def _xids(before: Kernel) -> str:
 
 
 def driver_log(seconds: float) -> list[str]:
-    """Return the kernel log's lines of NVIDIA's driver; [] where there is none. Many systems let only root
-    read it."""
+    """Return the kernel log's lines of NVIDIA's driver, or []. Many systems let only root read it."""
     if not os.path.exists(DRIVER):
         return []
     log = run_quietly(["dmesg"], seconds) or run_quietly(["sudo", "-n", "dmesg"], seconds)
@@ -204,9 +183,9 @@ def is_consequence(observed: Observed) -> bool:
 def exits(node: int, records: Iterable[RankRecord], stopped: float) -> tuple[Exited, ...]:
     """Return the ranks that had exited with 0 when the others were stopped, by the monotonic clock."""
     return tuple(
-        Exited(node, one.rank, ago_of(one.at))
-        for one in records
-        if one.exit_code == 0 and not one.asked and one.at is not None and one.at <= stopped
+        Exited(node, record.rank, ago_of(record.at))
+        for record in records
+        if record.exit_code == 0 and not record.asked and record.at is not None and record.at <= stopped
     )
 
 

@@ -32,21 +32,22 @@ def launch(
     Each attempt has a rendezvous id of its own: torchrun would find the members of the last one.
     """
     project, folder = store.project_folder(request.project), store.job_folder(request.job)
+    work = request.work
     python = program((process.launcher or process.rank)[0], project)
     argv = [program(word, project) for word in process.launcher[:1]] + list(process.launcher[1:])
     if attempt:
         argv = [f"{word}-{attempt}" if word.startswith("--rdzv-id=") else word for word in argv]
     if process.rank:
-        own = python if request.container else sys.executable  # the image may have it elsewhere
+        own = python if work.container else sys.executable  # the image may have it elsewhere
         words = (program(process.rank[0], project), *process.rank[1:])
         argv += agent_command("rank", request.job, *words, python=own)
-    base = {} if request.container else {**os.environ, **activated(python)}
-    given = {**base, **variables(request, project), **process.env}
+    base = {} if work.container else {**os.environ, **activated(python)}
+    given = {**base, **variables(work, project), **process.env}
     env = {**given, **flight_recorder(folder, torch, given), TASK_VARIABLE: task.mark}
     env[ATTEMPT_VARIABLE] = str(attempt)
     env[SUPERVISOR_VARIABLE] = kernel.name(os.getpid())
-    if request.container:
-        argv, env = docker.command(request.container, argv, project, env, folder)
+    if work.container:
+        argv, env = docker.command(work.container, argv, project, env, folder)
     with open(folder / "launcher.log", "ab") as log:
         return subprocess.Popen(
             argv,

@@ -48,7 +48,9 @@ def main(job: str, *argv: str) -> int:
         return rank_end.not_started(job, number, log, f"cannot start {argv[0]}: {child.strerror}\n")
     code = rank_end.wait(job, number, log, child, os.environ.get(ERROR_FILE, errors))
     if code < 0:
-        _exit_by_signal(-code)
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)  # the same signal, so that torchrun reports it
     return code
 
 
@@ -83,10 +85,3 @@ def _start(
         )
     except OSError as error:
         return error
-
-
-def _exit_by_signal(number: int) -> None:
-    """End by the same signal, so that torchrun reports it."""
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)

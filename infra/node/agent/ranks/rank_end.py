@@ -2,8 +2,8 @@
 forwards signals, and does the agent's part where that was killed.
 
 The kernel signals the wrapper when its parent ends (PR_SET_PDEATHSIG), but that parent may be a launcher that
-lives on although the agent is dead, and a signal alone does not end a rank that ignores it. So the wrapper
-looks once a second whether guard or supervisor run: where neither does, it asks the rank to end, and kills it
+lives on although the agent is dead, and a signal alone does not end a rank that ignores it. So a thread of
+the wrapper looks whether guard or supervisor run: where neither does, it asks the rank to end, and kills it
 after the job's grace.
 """
 
@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -25,8 +26,7 @@ from cloudddp.agent.protocol import NOT_STARTED
 from cloudddp.agent.protocol.gang import Observed
 from cloudddp.agent.protocol.jobs import Cause, Failure, RankRecord
 
-HANDLED = (*kernel.ASK_TO_END, signal.SIGALRM)  # which no other thread than the main one may get
-INTERVAL = 1.0  # seconds between two looks
+INTERVAL = 0.5  # seconds between two looks
 PAUSE = 0.05  # seconds between two looks at what a rank has left behind
 DYING_SECONDS = 1.0  # that an agent may take to end after SIGKILL, on a busy machine
 # Seconds between two looks whether the launcher has ended a rank that has lost another one.
@@ -47,8 +47,6 @@ class RankEnd:
         self._family: dict[int, str] = {}  # pid -> born, of the rank's processes
         for number in kernel.ASK_TO_END:
             signal.signal(number, self._forward)
-        signal.signal(signal.SIGALRM, self._look)
-        signal.setitimer(signal.ITIMER_REAL, INTERVAL, INTERVAL)
 
     def _forward(self, received: int, _: Any = None) -> None:
         """Forward each signal once."""
@@ -59,7 +57,7 @@ class RankEnd:
         self._remember()
         self._child.send_signal(received)
 
-    def _look(self, *_: Any) -> None:
+    def look(self) -> None:
         now = time.monotonic()
         if phases.agent_runs(self._folder):
             if self._asked_at is not None and now - self._asked_at > LONGEST_GRACE:
@@ -77,7 +75,6 @@ class RankEnd:
         After a signal, which may be the news of the agent's death, look for a while: a process that was
         killed still counts as running until it is scheduled again.
         """
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
         patience = time.monotonic() + (DYING_SECONDS if self.forwarded else 0.0)
         while phases.agent_runs(self._folder):
             if time.monotonic() >= patience or not self._runs():
@@ -121,12 +118,21 @@ def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], 
     folder = store.job_folder(job_id)
     job = phases.job_file(folder) or phases.JobFile(0)
     ending = RankEnd(child, folder, job.stop_grace)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, kernel.ASK_TO_END)  # that has come since the rank was started
     path, log_path = folder / "ranks" / f"{rank}.json", folder / "ranks" / f"{rank}.log"
     record = RankRecord(rank, None, None, pid=child.pid, wrapper=kernel.name(os.getpid()))
     store.write(path, record)
     keeper = rank_log.Keeper(log, log_path, job.log_mb << 20)
-    keeper.start(HANDLED)
+    has_ended = threading.Event()
+
+    def watch() -> None:
+        keeper.look()
+        while not has_ended.wait(INTERVAL):
+            ending.look()
+            keeper.look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()  # with the signals blocked, so that they wake this thread, which handles them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, kernel.ASK_TO_END)  # that has come since the rank was started
     code = child.wait()
     at = time.monotonic()
     ended = replace(
@@ -139,15 +145,16 @@ def wait(job_id: str, rank: int, log: BinaryIO, child: subprocess.Popen[bytes], 
         error=causes.elastic_error(errors) if code else "",
     )
     store.write(path, ended)
-    keeper.finish()
+    has_ended.set()
+    watcher.join()
+    keeper.look()
     ending.finish()
     _let_the_lost_rank_end(log_path, ended, ending.forwarded)
     return code
 
 
 def _let_the_lost_rank_end(log: Path, ended: RankRecord, forwarded: set[int]) -> None:
-    """After a failure for want of another rank, wait for that one to end: torchrun would end it, and nobody
-    would know how it would have ended."""
+    """If the rank failed because it lost another one, wait for the end of that one: torchrun would end it."""
     failure = Failure(0, Cause.RANK, ended.rank, ended.exit_code, ended.signal, ended.error)
     lines, _ = causes.end_of_log(log, ended.exit_code)
     if not ended.exit_code or not causes.is_consequence(Observed(failure, 0.0, lines)):

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
 import struct
-import threading
 import time
 from array import array
 from bisect import bisect_right
@@ -28,7 +26,6 @@ from agent.node import store
 from cloudddp.agent.protocol.codec import MAX_COUNT
 from cloudddp.agent.protocol.frames import MAX_PIECE, Log
 
-INTERVAL = 0.5  # seconds between two looks at the log
 BLOCK = 1 << 16  # holes begin and end at a multiple of it: no file system on nodes has larger blocks
 PUNCH_HOLE = 0x02 | 0x01  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE (fallocate(2))
 NOTE = b"\n[cloudddp: %d bytes of this log were dropped here; it was longer than job.log_mb]\n"
@@ -40,8 +37,7 @@ _TIME = struct.Struct("@dQ")  # seconds since the epoch, bytes
 
 
 class Keeper:
-    """Keeps one log below its `limit` in bytes and records its times, in a thread. `log` is open for
-    writing."""
+    """Keeps one log below its `limit` in bytes and records its times. `log` is open for writing."""
 
     def __init__(self, log: BinaryIO, path: Path, limit: int) -> None:
         self._log = log.fileno()
@@ -49,30 +45,8 @@ class Keeper:
         self._head = limit // 4 // BLOCK * BLOCK
         self._limit: Optional[int] = limit  # None where the file system cannot punch holes
         self._last = (0.0, -1)  # the last entry of `N.times`
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self, masked: tuple[signal.Signals, ...]) -> None:
-        """Start the thread. It must not get the signals that the main thread handles, which would then not
-        wake up."""
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, masked)
-        try:
-            self._thread.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def finish(self) -> None:
-        """Stop the thread, and do its work once more."""
-        self._ended.set()
-        self._thread.join()
-        self._look()
-
-    def _run(self) -> None:
-        self._look()
-        while not self._ended.wait(INTERVAL):
-            self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
         with contextlib.suppress(OSError):  # a full disk, for example: tried again
             size = os.fstat(self._log).st_size
             self._shorten(size)
@@ -82,19 +56,14 @@ class Keeper:
         if size == self._last[1]:
             return
         now = max(time.time(), self._last[0])  # ascending, so that it can be searched
-        descriptor = os.open(
-            self._path.with_suffix(".times"), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600
-        )
-        try:
-            if os.fstat(descriptor).st_size < MAX_TIMES:
-                os.write(descriptor, _TIME.pack(now, size))
-        finally:
-            os.close(descriptor)
+        access = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        with store.open_regular(self._path.with_suffix(".times"), access) as file:
+            if os.fstat(file.fileno()).st_size < MAX_TIMES:
+                file.write(_TIME.pack(now, size))
         self._last = (now, size)
 
     def _shorten(self, size: int) -> None:
-        """Remove the middle of the log if it is too long; an eighth more than necessary, so that this is
-        rare."""
+        """Remove the middle of a log that is too long; an eighth more than necessary, so that it is rare."""
         begin, end = hole_of(self._log)
         if begin == end:
             begin = end = self._head
@@ -114,8 +83,7 @@ class Keeper:
 
 
 def hole_of(descriptor: int) -> tuple[int, int]:
-    """Return where the first hole in a file begins and ends that has data after it; (0, 0) if it has none.
-    While a hole is punched, this waits."""
+    """Return where the first hole between data begins and ends, or (0, 0). Waits while one is punched."""
     try:
         begin = os.lseek(descriptor, 0, os.SEEK_HOLE)
         end = os.lseek(descriptor, begin, os.SEEK_DATA)
@@ -148,8 +116,7 @@ def new_frames(rank: int, path: Path, offset: int, limit: int = MAX_COUNT) -> It
 
 
 def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
-    """Return the offset of the line from which to show a log: written `since` seconds ago or later, and among
-    the last `tail` lines. 0 where there is no log."""
+    """Return from which line to show a log: of the last `since` seconds, and of the last `tail` lines."""
     try:
         file = store.open_regular(path)
     except OSError:
@@ -160,15 +127,15 @@ def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
         starts = [0]
         if since is not None:
             written = min(size, _size_at(path.with_suffix(".times"), time.time() - since))
-            starts.append(_line_start(descriptor, written))
+            starts.append(_after_lines(descriptor, written, 1, max(written - MAX_PIECE, 0)))
         if tail is not None:
-            starts.append(_tail_start(descriptor, size, tail))
+            has_end = size > 0 and os.pread(descriptor, 1, size - 1) == b"\n"
+            starts.append(_after_lines(descriptor, size, tail + has_end, hole_of(descriptor)[1]))
         return max(starts)
 
 
 def _size_at(path: Path, moment: float) -> int:
-    """Return the size of a log at a time, as far as it was recorded: all later bytes were written after
-    it."""
+    """Return the recorded size of a log at a time: all later bytes were written after it."""
     try:
         data = store.read_bytes(path, MAX_TIMES + _TIME.size)
     except OSError:
@@ -178,31 +145,16 @@ def _size_at(path: Path, moment: float) -> int:
     return array("Q", data)[2 * count - 1] if count else 0
 
 
-def _line_start(descriptor: int, offset: int) -> int:
-    """Return where the line begins that contains this offset, or the offset itself for a very long line."""
-    begin = max(0, offset - MAX_PIECE)
-    found = os.pread(descriptor, offset - begin, begin).rfind(b"\n")
-    if found >= 0:
-        return begin + found + 1
-    return 0 if begin == 0 else offset
-
-
-def _tail_start(descriptor: int, size: int, lines: int) -> int:
-    """Return where the last lines begin, at the end of the hole at the latest."""
-    if lines == 0:
-        return size
-    _, lowest = hole_of(descriptor)
-    position, wanted = size, lines
-    while position > lowest:
+def _after_lines(descriptor: int, end: int, count: int, lowest: int) -> int:
+    """Return the offset behind the last line end but `count - 1` before `end`, or `lowest`."""
+    position = end
+    while count and position > lowest:
         begin = max(lowest, position - MAX_PIECE)
         data = os.pread(descriptor, position - begin, begin)
-        if position == size and data.endswith(b"\n"):
-            wanted += 1
-        if (count := data.count(b"\n")) >= wanted:
+        if (found := data.count(b"\n")) >= count:
             at = len(data)
-            for _ in range(wanted):
+            for _ in range(count):
                 at = data.rindex(b"\n", 0, at)
             return begin + at + 1
-        wanted -= count
-        position = begin
-    return lowest
+        count, position = count - found, begin
+    return lowest if count else end

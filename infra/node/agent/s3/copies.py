@@ -25,7 +25,8 @@ from typing import Any, Optional
 from agent.files.checkpoints import parts
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan, below
-from agent.files.tree import Found, LeftOut
+from agent.files.sparse import sent_size
+from agent.files.tree import Found, OnSkipped
 from agent.jobs import phases
 from agent.node import kernel, store
 from agent.node.commands import later, program
@@ -57,11 +58,13 @@ STATE_SECONDS = 10.0  # for the last object, which says what was copied
 
 @frozen
 class File:
-    """A file to copy, or with `path` None a symbolic link, whose target is in the metadata."""
+    """A file to copy, or with `path` None a symbolic link, whose target is in the metadata. A log may have a
+    hole, which is not copied."""
 
     path: Optional[str]
     key: str
     metadata: dict[str, str] = field(default_factory=dict)
+    is_log: bool = False
 
 
 def check(request: StartRequest, destination: Destination) -> str:
@@ -75,78 +78,75 @@ def check(request: StartRequest, destination: Destination) -> str:
     return f"results cannot be copied to {destination.url}: {upload.why}"[:MAX_NOTE] if upload.left else ""
 
 
-class Copy:
-    """The copy of a job's results from this node. `ends`: when the node ends, by the monotonic clock."""
+def copy(request: StartRequest, destination: Destination, node_ends: float) -> bool:
+    """Copy a job's results from this node, and return whether all was copied. `node_ends`: when the node
+    ends, by the monotonic clock."""
+    folder = store.job_folder(request.job)
+    ends = min(time.monotonic() + destination.limit, node_ends - MARGIN)
+    url = url_of(destination.bucket, destination.key(request.node))
+    record = Copied(url, CopyPhase.COPYING, rank_zero=(folder / "ranks" / "0.json").exists())
+    try:
+        _write(folder, record)
+        record = _copied(request, destination, ends, record)
+    except (Exception, SystemExit) as error:  # nothing here may keep the node
+        text = f"{type(error).__name__}: {error}"[:MAX_NOTE]
+        record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
+    _write(folder, record)
+    with contextlib.suppress(Exception, SystemExit):
+        report = File(str(folder / phases.COPIED_FILE), destination.key(request.node, REPORT))
+        report_ends = min(ends + MARGIN, time.monotonic() + STATE_SECONDS)
+        _Upload(request, destination, [report]).run(report_ends)
+    return record.phase is CopyPhase.COMPLETE
 
-    def __init__(self, request: StartRequest, destination: Destination, ends: float) -> None:
-        self._request, self._destination = request, destination
-        self._folder = store.job_folder(request.job)
-        self._ends = min(time.monotonic() + destination.limit, ends - MARGIN)
 
-    def run(self) -> bool:
-        """Copy, and return whether all was copied."""
-        url = url_of(self._destination.bucket, self._destination.key(self._request.node))
-        rank_zero = (self._folder / "ranks" / "0.json").exists()
-        record = Copied(url, CopyPhase.COPYING, rank_zero=rank_zero)
-        try:
-            self._write(record)
-            record = self._copy(record)
-        except (Exception, SystemExit) as error:  # nothing here may keep the node
-            text = f"{type(error).__name__}: {error}"[:MAX_NOTE]
-            record = replace(record, phase=CopyPhase.INCOMPLETE, error=text)
-        self._write(record)
-        with contextlib.suppress(Exception, SystemExit):
-            key = self._destination.key(self._request.node, REPORT)
-            report = File(str(self._folder / phases.COPIED_FILE), key)
-            ends = min(self._ends + MARGIN, time.monotonic() + STATE_SECONDS)
-            _Upload(self._request, self._destination, [report]).run(ends)
-        return record.phase is CopyPhase.COMPLETE
+def _write(folder: Path, record: Copied) -> None:
+    with contextlib.suppress(OSError):
+        store.write(folder / phases.COPIED_FILE, record)
 
-    def _write(self, record: Copied) -> None:
-        with contextlib.suppress(OSError):
-            store.write(self._folder / phases.COPIED_FILE, record)
 
-    def _copy(self, record: Copied) -> Copied:
-        left_out: dict[str, bool] = {}  # what is not copied, and why; whether it may be a result
+def _copied(request: StartRequest, destination: Destination, ends: float, record: Copied) -> Copied:
+    """Copy until `ends`, and return what was copied."""
+    left_out: dict[str, bool] = {}  # what is not copied, and why; whether it may be a result
 
-        def leave_out(name: str, reason: str, *, counts: bool = True) -> None:
-            if reason:  # else it does not exist
-                left_out[f"{on_one_line(name)[: MAX_NOTE // 2]}: {on_one_line(reason)}"] = counts
+    def leave_out(name: str, reason: str, *, counts: bool = True) -> None:
+        if reason:  # else it does not exist
+            left_out[f"{on_one_line(name)[: MAX_NOTE // 2]}: {on_one_line(reason)}"] = counts
 
-        files = _files(self._request, self._destination, self._folder, leave_out)
-        upload = _Upload(self._request, self._destination, files)
-        completed = time.monotonic()  # when the last file was
-        while True:
-            before = len(upload.left)
-            upload.run(self._ends)
-            now = time.monotonic()
-            completed = now if len(upload.left) < before else completed
-            record = replace(record, files=upload.done, size=upload.size, expected=len(files))
-            over = now - completed > self._destination.patience or now + PAUSE > self._ends
-            if not upload.left or upload.is_denied or over:
-                break
-            self._write(record)
-            time.sleep(PAUSE)
-        error = upload.why if upload.left else ""
-        if error and not upload.is_denied:
-            error = f"{len(upload.left)} files were not copied in time: {error}"
-        prefix = self._destination.key(self._request.node, OUTPUTS) + "/"
-        outputs = [one.key[len(prefix) :] for one in files if one.key.startswith(prefix)]
-        complete = record.files == len(files) and not any(left_out.values())
-        return replace(
-            record,
-            phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
-            left_out=len(left_out),
-            error=error[:MAX_NOTE],
-            notes=tuple([line[:MAX_NOTE] for line in (*left_out, *upload.lost)[:MAX_NOTES]]),
-            checkpoints=parts(store.project_folder(self._request.project), map(os.path.dirname, outputs)),
-        )
+    folder = store.job_folder(request.job)
+    files = _files(request, destination, folder, leave_out)
+    upload = _Upload(request, destination, files)
+    completed = time.monotonic()  # when the last file was
+    while True:
+        before = len(upload.left)
+        upload.run(ends)
+        now = time.monotonic()
+        completed = now if len(upload.left) < before else completed
+        record = replace(record, files=upload.done, size=upload.size, expected=len(files))
+        over = now - completed > destination.patience or now + PAUSE > ends
+        if not upload.left or upload.is_denied or over:
+            break
+        _write(folder, record)
+        time.sleep(PAUSE)
+    error = upload.why if upload.left else ""
+    if error and not upload.is_denied:
+        error = f"{len(upload.left)} files were not copied in time: {error}"
+    prefix = destination.key(request.node, OUTPUTS) + "/"
+    outputs = [one.key[len(prefix) :] for one in files if one.key.startswith(prefix)]
+    complete = record.files == len(files) and not any(left_out.values())
+    return replace(
+        record,
+        phase=CopyPhase.COMPLETE if complete else CopyPhase.INCOMPLETE,
+        left_out=len(left_out),
+        error=error[:MAX_NOTE],
+        notes=tuple([line[:MAX_NOTE] for line in (*left_out, *upload.lost)[:MAX_NOTES]]),
+        checkpoints=parts(store.project_folder(request.project), map(os.path.dirname, outputs)),
+    )
 
 
 # -- which files -------------------------------------------------------------------------------------------
 
 
-def _files(request: StartRequest, destination: Destination, folder: Path, left_out: LeftOut) -> list[File]:
+def _files(request: StartRequest, destination: Destination, folder: Path, left_out: OnSkipped) -> list[File]:
     """Return what `pull` would bring, and the state of the job: small files first, then the newest outputs (a
     node that is about to end may not get further), then long logs."""
     project, began = store.project_folder(request.project), phases.began_at(folder)
@@ -174,9 +174,10 @@ def _files(request: StartRequest, destination: Destination, folder: Path, left_o
             left_out(name, f"its key in S3 would be longer than {MAX_KEY} bytes")
         elif not (one.target.isascii() and one.target.isprintable()):
             left_out(name, f"a link to {one.target}", counts=False)
-        else:
+        elif part == OUTPUTS or sent_size(one, left_out) is not None:
             link = {LINK: one.target} if one.target else {}
-            files[key] = File(None if link else one.path, key, {MTIME: str(one.info.st_mtime_ns), **link})
+            metadata = {MTIME: str(one.info.st_mtime_ns), **link}
+            files[key] = File(None if link else one.path, key, metadata, part == LOGS)
     return list(files.values())
 
 
@@ -196,7 +197,7 @@ class _Upload:
 
     def run(self, ends: float) -> None:
         """Upload what is left, once. Give up at `ends`, and when there is no progress."""
-        word, project = self._request.program, store.project_folder(self._request.project)
+        word, project = self._request.work.program, store.project_folder(self._request.project)
         wanted = {
             "bucket": self._destination.bucket,
             "seconds": min(ANSWER, max(self._destination.patience / 2, 1.0)),

@@ -50,7 +50,6 @@ class Refused(OSError):
 
 
 def main() -> int:
-    """Copy what stdin names, and report."""
     request = json.load(sys.stdin)
     bucket, prefix, name = request["bucket"], request["prefix"], request["path"]
     url = f"s3://{bucket}/{prefix}"

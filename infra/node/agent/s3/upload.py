@@ -2,9 +2,9 @@
 it), and uses little else of the agent.
 
 stdin: JSON with `bucket`, `seconds` (for an answer of S3) and `files`, each with `number`, `path` (null: an
-empty object), `key` and `metadata`. stdout: a line of JSON for each file, with its `number` and its `size` in
-bytes, or why it is `lost` or may be sent later (`left`); a line with `fatal`: why nothing can be uploaded;
-empty lines at the start, and while bytes are sent.
+empty object), `key`, `metadata` and `is_log` (sent without its hole). stdout: a line of JSON for each file,
+with its `number` and its `size` in bytes, or why it is `lost` or may be sent later (`left`); a line with
+`fatal`: why nothing can be uploaded; empty lines at the start, and while bytes are sent.
 
 s3transfer does the rest, as in boto3's `upload_file`: files and parts in parallel, checksums and retries;
 boto3 knows the credentials of the node's role, the endpoints of all partitions and the regions of buckets.
@@ -19,7 +19,9 @@ import stat
 import sys
 from typing import Any, Optional
 
+from agent.ranks import rank_log
 from agent.s3 import boto_process
+from cloudddp.agent.protocol.sending import FixedSize, is_same
 
 ATTEMPTS = 4  # for one request
 LONGEST = 450  # characters of a reason
@@ -40,14 +42,13 @@ TRANSIENT = ("BadDigest", "OperationAborted", "RequestTimeout")
 
 
 def main() -> int:
-    """Upload what stdin names, and report on stdout."""
     request = json.load(sys.stdin)
     try:
         with boto_process.manager(request["seconds"], ATTEMPTS) as manager:
             _report()
             for file in request["files"]:
-                watch, extra = _Watch(file["number"], file["path"]), {"Metadata": file["metadata"]}
-                manager.upload(io.BytesIO(), request["bucket"], file["key"], extra, [watch])
+                extra = {"Metadata": file["metadata"]}
+                manager.upload(io.BytesIO(), request["bucket"], file["key"], extra, [_Watch(**file)])
     except Exception as error:  # boto3 is broken, or its configuration is
         _report(json.dumps({"fatal": _text(error)}))
     return 0
@@ -61,9 +62,9 @@ def _report(line: str = "") -> None:
 class _Watch:
     """A subscriber of s3transfer: opens a file when its turn comes, and reports what became of it."""
 
-    def __init__(self, number: int, path: Optional[str]) -> None:
-        self._number, self._path = number, path
-        self._descriptor = -1
+    def __init__(self, number: int, path: Optional[str], is_log: bool, **_: Any) -> None:
+        self._number, self._path, self._is_log = number, path, is_log
+        self._descriptor, self._size = -1, 0
         self._before: Optional[os.stat_result] = None
 
     def on_queued(self, future: Any, **_: Any) -> None:
@@ -76,7 +77,11 @@ class _Watch:
         self._before = os.fstat(self._descriptor)
         if not stat.S_ISREG(self._before.st_mode):
             raise OSError(0, "not a regular file")
-        future.meta.call_args.fileobj = f"/proc/self/fd/{self._descriptor}"
+        hole = rank_log.hole_of(self._descriptor) if self._is_log else (0, 0)
+        data = FixedSize(self._descriptor, self._before.st_size, hole)
+        self._size = data.size
+        future.meta.call_args.fileobj = data if any(hole) else f"/proc/self/fd/{self._descriptor}"
+        future.meta.provide_transfer_size(data.size)
 
     def on_progress(self, **_: Any) -> None:
         _report()
@@ -85,7 +90,9 @@ class _Watch:
         found: dict[str, Any] = {"number": self._number}
         try:
             future.result()
-            found["size"] = self._size()
+            if self._before is not None and not is_same(self._before, os.fstat(self._descriptor)):
+                raise OSError(0, "it changed while it was copied")
+            found["size"] = self._size
         except Exception as error:
             kind, text = _failure(error)
             found[kind] = text
@@ -93,15 +100,6 @@ class _Watch:
             if self._descriptor >= 0:
                 os.close(self._descriptor)
         _report(json.dumps(found))
-
-    def _size(self) -> int:
-        """Return the file's size in bytes. Raises OSError if it has changed."""
-        if self._before is None:
-            return 0
-        before, after = self._before, os.fstat(self._descriptor)
-        if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
-            raise OSError(0, "it changed while it was copied")
-        return before.st_size
 
 
 def _failure(error: Exception) -> tuple[str, str]:

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import contextlib
 import queue
-import shutil
 import threading
 import time
 from typing import Optional
 
-from agent.jobs import job_record, phases
-from agent.node import deadline, store
+from agent.jobs import job_record, phases, poweroff
+from agent.node import store
 from agent.node.link import ANSWER, REFUSED, Link, LinkError, Server
-from agent.share import copying, offers
+from agent.share import offers
+from agent.share.copying import Exchange
 from cloudddp.agent.protocol.codec import decode, encode
 from cloudddp.agent.protocol.jobs import MAX_LINE, Cause
 from cloudddp.agent.protocol.phases import Peer
-from cloudddp.agent.protocol.sharing import LATEST, Offer, SnapshotSearch, copies, refusal
+from cloudddp.agent.protocol.sharing import LATEST, SharedFiles, SnapshotSearch, copies, refusal
 from cloudddp.agent.protocol.start import StartRequest
 
 CONNECT = 15.0  # seconds for the other node to listen, or to connect
@@ -34,8 +34,8 @@ def start(request: StartRequest, began: float) -> Optional[threading.Thread]:
     """Hand a snapshot over if this node is about to end, or take it if this is the first node that stays;
     return the thread that does it, or None. `began`: when the job began here, by the monotonic clock."""
     first = phases.first_failure(store.job_folder(request.job))
-    ends, _ = deadline.current(request.deadline, began)
-    all_end = ends - time.monotonic() <= request.save + ANSWER  # the notice is that of the deadline
+    ends, _ = poweroff.deadline(request.end.deadline, began)
+    all_end = ends - time.monotonic() <= request.end.save + ANSWER  # the notice is that of the deadline
     if request.snapshots is None or first is None or first.cause is not Cause.NOTICE or all_end:
         return None
     staying = [peer.node for peer in request.gang.peers if peer.node != first.node]
@@ -60,6 +60,11 @@ def _run(request: StartRequest, search: SnapshotSearch, ending: int, keeper: int
         job_record.note(store.job_folder(request.job), text[:MAX_LINE])
 
 
+def _exchange(request: StartRequest) -> Exchange:
+    project, begun = store.project_folder(request.project), f"begun-handover-{request.project}"
+    return Exchange(request.gang.secret, project, begun, durable=True)
+
+
 # -- the node that ends --------------------------------------------------------------------------------------
 
 
@@ -72,8 +77,8 @@ def _give(request: StartRequest, search: SnapshotSearch, own: Peer, failed: str)
         answers.put("it is connected")
         try:
             found, _ = offers.newest(search)
-            link.write("offer", encode(Offer(tuple(found))).decode())
-            copying.give(link, request.gang.secret, store.project_folder(request.project), found)
+            link.write("offer", encode(SharedFiles(tuple(found))).decode())
+            _exchange(request).give(link, found)
             answers.put(link.read("end", PREPARE))
         except Exception as error:  # whatever it is: the other thread waits
             answers.put(f"{failed}: {error}")
@@ -109,17 +114,17 @@ def _keep(request: StartRequest, search: SnapshotSearch, ending: Peer, failed: s
 
 def _take(link: Link, request: StartRequest, search: SnapshotSearch, ending: int) -> str:
     """Return what to note. Raises what REFUSED names, and EOFError."""
-    offer = decode(link.read("offer", PREPARE).encode(), Offer)
+    offer = decode(link.read("offer", PREPARE).encode(), SharedFiles)
     latest = (time.time() + LATEST) * 1e9
     why = next(filter(None, (refusal(one, search, latest) for one in offer.files)), "")
-    both = {ending: offer, request.node: Offer(tuple(offers.newest(search)[0]))}
+    both = {ending: offer, request.node: SharedFiles(tuple(offers.newest(search)[0]))}
     ids = {peer.node: peer.id for peer in request.gang.peers}
     planned = [] if why else copies(both, ids, every=False, replaces=True)
     wanted, taken = {one.file.path for one in planned if request.node in one.lacking}, set[str]()
-    project, begun = store.project_folder(request.project), f"begun-handover-{request.project}"
-    copying.get(link, request.gang.secret, project, offer.files, wanted, taken, begun, durable=True)
+    exchange = _exchange(request)
+    exchange.get(link, offer.files, wanted, taken)
     if why or taken != wanted:
-        raise LinkError(why or f"{wanted.pop()!r} has gone")
-    shutil.rmtree(store.ROOT / begun, ignore_errors=True)
+        raise LinkError(why or f"{wanted.pop()!r} no longer exists")
+    exchange.forget_begun()
     where = f"the newest snapshot of node {ending}, was copied to node {request.node}"
     return f"{taken.pop()}, {where}" if taken else ""

@@ -25,11 +25,18 @@ from cloudddp.agent.protocol.checkpoints import is_sharded
 from cloudddp.agent.protocol.codec import MAX_PATH
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.manifest import time_of
-from cloudddp.agent.protocol.sharing import MAX_BEYOND, MAX_OFFER, MAX_SHARED, Offer, Offered, SnapshotSearch
+from cloudddp.agent.protocol.sharing import (
+    MAX_BEYOND,
+    MAX_OFFER,
+    MAX_SHARED,
+    Offered,
+    SharedFiles,
+    SnapshotSearch,
+)
 from cloudddp.agent.protocol.writing import TEMPORARY
 
 
-def of_node(search: SnapshotSearch) -> tuple[Offer, list[str]]:
+def of_node(search: SnapshotSearch) -> tuple[SharedFiles, list[str]]:
     """Return all files that match, the newest first, or the newest one; and newer ones that are damaged.
     Without patterns: what jobs wrote on this node, and copies of what they wrote on others, checkpoints
     first. There are as many as one message may name."""
@@ -46,7 +53,7 @@ def of_node(search: SnapshotSearch) -> tuple[Offer, list[str]]:
     fitting = _fitting(found)
     left = names.difference(one.path for one in fitting)
     beyond = sorted(left, key=lambda name: (not selection.is_checkpoint(name), name))
-    return Offer(fitting, beyond=tuple(beyond[:MAX_BEYOND]), parts=parts(project, scan.shards)), damaged
+    return SharedFiles(fitting, beyond=tuple(beyond[:MAX_BEYOND]), parts=parts(project, scan.shards)), damaged
 
 
 def newest(search: SnapshotSearch) -> tuple[list[Offered], list[str]]:

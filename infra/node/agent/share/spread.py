@@ -26,25 +26,26 @@ from typing import Callable, Optional
 
 from agent.files import records
 from agent.files.checkpoints import Files
-from agent.files.records import Origin, Results
+from agent.files.records import Results, Writer
 from agent.files.selection import is_checkpoint
 from agent.jobs import job_record
 from agent.node import store
 from agent.node.link import REFUSED, Link, LinkError, Server
 from agent.node.shared_memory import last_line
-from agent.share import copying, offers
+from agent.share import offers
+from agent.share.copying import Exchange
 from agent.sync.replaced import set_aside
 from cloudddp.agent.protocol import checkpoints
 from cloudddp.agent.protocol.checkpoints import Checkpoints, folder_of, listed, writer_of
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.file_steps import REPLACED
-from cloudddp.agent.protocol.gang import Kind, Message
+from cloudddp.agent.protocol.gang import Kind, PeerMessage
 from cloudddp.agent.protocol.sharing import (
     LATEST,
     MAX_SHARED,
     Copy,
-    Offer,
     Offered,
+    SharedFiles,
     SnapshotSearch,
     checkpoints_of,
     copies,
@@ -66,12 +67,12 @@ class _Incomplete(LinkError):
     """Ranks must not start with the checkpoints that there are; the text says why."""
 
 
-class Spread:
+class PeerCopy:
     """The part of one node. A thread finds files and gets others; `turn` sends what it has to say. `error`:
     why this node cannot take part, or ''."""
 
     def __init__(
-        self, request: StartRequest, search: SnapshotSearch, attempt: int, send: Callable[[Message], None]
+        self, request: StartRequest, search: SnapshotSearch, attempt: int, send: Callable[[PeerMessage], None]
     ) -> None:
         self._request, self._search, self._send = request, search, send
         self._is_fresh = not (attempt or request.resumed_from)
@@ -80,10 +81,11 @@ class Spread:
         self._peers = {peer.node: peer for peer in request.gang.peers}
         self._ids = {peer.node: peer.id for peer in request.gang.peers}
         self._project = store.project_folder(request.project)
-        self._begun = f"begun-share-{self._project.name}"  # below store.ROOT
-        self._offers: dict[int, Offer] = {}
+        begun = f"begun-share-{self._project.name}"
+        self._exchange = Exchange(self._secret, self._project, begun, durable=not self._by_default)
+        self._offers: dict[int, SharedFiles] = {}
         self._ready: set[int] = set()  # nodes that have what they lacked
-        self._own: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._own: queue.SimpleQueue[PeerMessage] = queue.SimpleQueue()
         self._files: Optional[list[Offered]] = None  # that are copied: the same ones on all nodes
         self._server = Server(self._secret, PURPOSE, len(self._peers), self._give)
         self._link: Optional[Link] = None  # to the node that sends files to this one
@@ -96,7 +98,7 @@ class Spread:
         self._ends_at = time.monotonic() + LONGEST
         self._thread.start()
 
-    def act(self, node: int, message: Message) -> None:
+    def act(self, node: int, message: PeerMessage) -> None:
         """Take a message of a node. It may come before the start."""
         if message.kind is Kind.SNAPSHOT and message.offer is not None:
             self._offers.setdefault(node, message.offer)
@@ -130,7 +132,7 @@ class Spread:
         """Offer what this node has, and get what it lacks."""
         step = "its files were not found"
         try:
-            self._own.put(Message(Kind.SNAPSHOT, offer=self._offer()))
+            self._own.put(PeerMessage(Kind.SNAPSHOT, offer=self._offer()))
             step = "files were not copied"
             self._wait(lambda: len(self._offers) == len(self._peers))
             known = checkpoints_of(self._offers)
@@ -141,7 +143,7 @@ class Spread:
             text = str(error) if isinstance(error, LinkError) else f"{step}: {last_line(error)}"
             self._give_up(text, needed=isinstance(error, _Incomplete))
         else:
-            self._own.put(Message(Kind.COPIED))
+            self._own.put(PeerMessage(Kind.COPIED))
 
     def _give_up(self, text: str, *, needed: bool = False) -> None:
         """The ranks start without the files, unless these are `needed`, or the user has named them."""
@@ -150,8 +152,8 @@ class Spread:
             return
         if not self._closed:
             self._note(text)
-        self._own.put(Message(Kind.SNAPSHOT, offer=Offer(())))  # unless it has sent one
-        self._own.put(Message(Kind.COPIED))
+        self._own.put(PeerMessage(Kind.SNAPSHOT, offer=SharedFiles(())))  # unless it has sent one
+        self._own.put(PeerMessage(Kind.COPIED))
 
     def _wait(self, is_met: Callable[[], bool]) -> None:
         """Wait for what other nodes say, or another thread does. Raises LinkError when it is closed."""
@@ -165,7 +167,7 @@ class Spread:
 
     # -- what is to be done ----------------------------------------------------------------------------------
 
-    def _offer(self) -> Offer:
+    def _offer(self) -> SharedFiles:
         """Return what this node has, and listen for those that lack it."""
         set_aside(self._project, Files(self._project).stale_copies())
         found, damaged = offers.of_node(self._search)
@@ -200,7 +202,7 @@ class Spread:
             self._note_differences(usable)
             wanted = self._fitting(wanted)
         folders = {folder_of(one.file.path, known.parts) for one in wanted} - {None}
-        older = [one for one in folders if one and self._node not in known.holders(one)]
+        older = [folder for folder in folders if folder and self._node not in known.holders(folder)]
         aside = [one for one in {*known.superseded(), *older} if self._node in known.parts[one]]
         try:
             set_aside(self._project, aside)
@@ -215,7 +217,7 @@ class Spread:
             self._note(f"copying {names}, {size:,.1f} MB, {what}, from node {holders[0]} to node {where}")
         return wanted
 
-    def _usable(self) -> dict[int, Offer]:
+    def _usable(self) -> dict[int, SharedFiles]:
         """Return the offers without the files that are not written here. Raises LinkError if the user has
         named what is shared, and a node offers another file."""
         usable, latest = {}, (time.time() + LATEST) * 1e9
@@ -261,7 +263,7 @@ class Spread:
         path = self._project / name
         return name if os.path.lexists(path) and not known.origin(name, os.lstat(path)) else ""
 
-    def _note_differences(self, usable: Mapping[int, Offer]) -> None:
+    def _note_differences(self, usable: Mapping[int, SharedFiles]) -> None:
         """Note what is not the same on all nodes although it is not copied."""
         known = {one: {*offer.beyond, *(file.path for file in offer.files)} for one, offer in usable.items()}
         own = usable[self._node]
@@ -281,7 +283,7 @@ class Spread:
             if stale := [
                 one.path for one in own.files if one.origin == instance and one.path not in known[node]
             ]:
-                what = f"copies of files that node {node} does not have any more"
+                what = f"copies of files that node {node} no longer has"
                 self._note(f"node {self._node} has {what}: {listed(stale)}")
 
     # -- sending and receiving -------------------------------------------------------------------------------
@@ -289,7 +291,7 @@ class Spread:
     def _give(self, link: Link) -> None:
         """Send the files that a node of the job asks for. One that does not get them says so itself."""
         self._wait(lambda: self._files is not None)
-        copying.give(link, self._secret, self._project, self._files or ())
+        self._exchange.give(link, self._files or ())
 
     def _get(self, wanted: list[Copy]) -> None:
         """Get files in rounds. A node waits for nodes with lower numbers only, so never in a circle."""
@@ -306,16 +308,16 @@ class Spread:
             for before, source, group in sorted(sources, key=lambda one: (len(one[0]), one[1])):
                 self._wait(functools.partial(self._ready.issuperset, before))
                 self._get_files(group, source, taken)
-            shutil.rmtree(store.ROOT / self._begun, ignore_errors=True)
+            self._exchange.forget_begun()
         finally:
             if left := {one.file.path for one in wanted}.difference(taken):
                 records.keep_copies(self._project, {name: known.get(name) for name in left})
 
-    def _origin(self, copy: Copy) -> Origin:
+    def _origin(self, copy: Copy) -> Writer:
         """Return where a file comes from. One that this node wrote is no copy for a pull."""
         file, parts = copy.file, self._offers[copy.holders[0]].parts
         writer = "" if file.origin == self._ids[self._node] else file.origin
-        return Origin(writer, *writer_of(file.path, parts), file.size, file.mtime_ns)
+        return Writer(writer, *writer_of(file.path, parts), file.size, file.mtime_ns)
 
     def _get_files(self, group: list[Copy], source: int, taken: set[str]) -> None:
         """Get files from a node, and what does not come from there from the one that counts as their
@@ -332,7 +334,7 @@ class Spread:
         if missing and failed:
             raise LinkError(failed)
         for name in sorted(missing):
-            self._note(f"node {node}: {name} is damaged, or has gone; it was not copied")
+            self._note(f"node {node}: {name} is damaged, or no longer exists; it was not copied")
 
     def _get_from(self, node: int, names: set[str], taken: set[str]) -> None:
         """Connect, again while strangers take the connections of that node. Raises what REFUSED names."""
@@ -342,8 +344,7 @@ class Spread:
             if self._closed:
                 link.end()
             link.patience = LONGEST  # the node may first look whether a large file is damaged
-            files, durable = self._files or (), not self._by_default
-            copying.get(link, self._secret, self._project, files, names, taken, self._begun, durable=durable)
+            self._exchange.get(link, self._files or (), names, taken)
 
 
 def _grouped(planned: Iterable[Copy]) -> dict[tuple[tuple[int, ...], tuple[int, ...]], list[Copy]]:

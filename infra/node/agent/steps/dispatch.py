@@ -37,6 +37,8 @@ STEPS = tuple(
         probe receive setup start follow kill jobs new_files pulled pack stacks readings conclude poweroff
     """.split()
 )
+# What is likely to follow a step: these modules are imported while it runs.
+LIKELY = {"probe": ("receive", "start", "follow")}
 VERSION_FILE = "version"
 UNRECORDED, UNREADABLE = 1, 0  # before version 2 no version was recorded
 MAX_DIGITS = 8
@@ -59,7 +61,6 @@ def main(step: str, request: Optional[bytes] = None) -> int:
 
 
 def load(step: str) -> ModuleType:
-    """Return the module of a step."""
     if step not in STEPS:
         raise SystemExit(f"not a step: {step!r}")
     return import_module(f"agent.steps.{step}")
@@ -68,9 +69,11 @@ def load(step: str) -> ModuleType:
 def run(step: str, given: Optional[bytes]) -> int:
     """Read a step's request, do it, write its reply; return the exit code."""
     module = load(step)
-    data = sys.stdin.buffer.readline(MAX_REQUEST + 1) if given is None else given
+    if given is None:
+        with open(0, "rb", buffering=0, closefd=False) as stdin:  # what follows belongs to the step
+            given = stdin.readline(MAX_REQUEST + 1)
     try:
-        request = decode(data, module.REQUEST)
+        request = decode(given, module.REQUEST)
     except ProtocolError as error:
         raise SystemExit(f"bad request: {error}") from None
     conflict = _conflict(step)
@@ -92,21 +95,22 @@ def serve() -> int:
         head = _read(STEP_HEAD.size)
         if len(head) < STEP_HEAD.size:
             return 0
-        size, names_size, is_last = STEP_HEAD.unpack(head)
-        if not 0 < names_size < size <= MAX_REQUEST:
+        size, name_size, is_last = STEP_HEAD.unpack(head)
+        if not 0 < name_size < size <= MAX_REQUEST:
             raise SystemExit("not a step of this agent")
         asked = _read(size)
         if len(asked) < size:
             return 0
-        step, *then = asked[:names_size].decode("ascii", "replace").split(" ")
+        step = asked[:name_size].decode("ascii", "replace")
         if step in STEPS:
             load(step)  # here: the next fork for such a step has it already
         pid = 0 if is_last else os.fork()
         if pid == 0:
-            return main(step, asked[names_size:])
-        for name in then:
+            return main(step, asked[name_size:])
+        for name in LIKELY.get(step, ()):
             load(name)
-        code = _exit_code(os.waitpid(pid, 0)[1])
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        code = code if code >= 0 else 128 - code  # as a shell does
         try:
             os.write(2, STDERR_END)
             os.write(1, stdout_end(code))
@@ -125,11 +129,6 @@ def _read(size: int) -> bytes:
             break
         data += piece
     return bytes(data)
-
-
-def _exit_code(status: int) -> int:
-    """Return what a shell would return for a process that ended like this."""
-    return 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 # -- the version of the agent that the store belongs to -----------------------------------------------------

@@ -24,7 +24,7 @@ MAX_AT_ONCE = 1 << 20
 
 def step(request: FollowRequest) -> int:
     folder = store.job_folder(request.job)
-    if not phases.was_started(folder) and not phases.setup_of(folder):
+    if not phases.is_known(folder):
         sys.stderr.write(f"no job {request.job} on this node\n")
         return int(ExitCode.NO_JOB)
     out = sys.stdout.buffer

@@ -31,31 +31,27 @@ def _with_end(state: JobState) -> JobState:
 def state_of(folder: Path) -> JobState:
     """Return the state of a job from its files. A job whose record is unreadable is lost."""
     record, job = phases.recorded(folder), phases.job_file(folder)
-    setup = None if job is not None else phases.setup_of(folder)
-    known = setup or record
-    if setup is not None:
-        found = JobState(folder.name, phases.phase_of(folder), setup=True)
-    elif record is not None:
+    found = JobState(folder.name, JobPhase.LOST, exit_code=1)
+    if record is not None:
         found = JobState(
             folder.name,
             record.state,
-            error=record.error[:MAX_TEXT],
-            expected=record.expected,
-            max_restarts=record.max_restarts,
+            record.node,
+            record.exit_code,
+            record.started,
+            record.ended,
+            record.error[:MAX_TEXT],
+            record.script[:MAX_TEXT],
+            record.expected,
+            record.max_restarts,
+            stopping=phases.is_stopping(folder),
             restarts=record.restarts,
             resumed_from=record.resumed_from if has_job_id_format(record.resumed_from) else "",
+            setup=not phases.was_started(folder),
         )
-    else:
-        found = JobState(folder.name, JobPhase.LOST)
     return replace(
         found,
-        node=known.node if known else None,
-        script=known.script[:MAX_TEXT] if known else "",
-        started=known.started if known else None,
-        ended=known.ended if known else None,
-        exit_code=known.exit_code if known else 1,
         poweroff=job.poweroff if job is not None else None,
-        stopping=known is not None and phases.is_stopping(folder),
         ranks=tuple(rank_records.read(folder)),
         training=rank_records.training_status(folder),
         stragglers=job_record.stragglers_of(folder),

@@ -88,12 +88,12 @@ def _supervisor_ends(folder: Path) -> bool:
 
 def _end_setup(folder: Path, grace: float) -> KillReply:
     """End a job's setup if it runs, and reply once the next one may begin."""
-    setup = phases.running_setup(folder)
-    if setup is None:
+    setup = phases.recorded(folder)
+    if setup is None or setup.state is not JobPhase.SETUP:
         return KillReply(ended=0, left=0)
     ended, left = processes.end(phases.setup_task(folder, setup.node), grace)
     for _ in range(POLLS):  # the step that runs it detects that its command has ended
-        if phases.running_setup(folder) is None:
+        if phases.phase_of(folder) is not JobPhase.SETUP:
             break
         time.sleep(PAUSE)
     return KillReply(ended, left, phase=JobPhase.SETUP)

@@ -17,11 +17,11 @@ from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.results import (
     MAX_PLACES,
     JobFiles,
-    LeftFile,
     NewFiles,
     NewFilesReply,
     NewFilesRequest,
     NewPath,
+    SkippedFile,
 )
 
 REQUEST = NewFilesRequest
@@ -60,7 +60,7 @@ def step(request: NewFilesRequest) -> NewFilesReply:
         jobs=tuple(listed[-MAX_PLACES:]),
         checkpoints=have,
         elsewhere=job_record.elsewhere(store.job_folder(begins[-1][1]), project) if begins else {},
-        left=tuple([LeftFile(name, why[:MAX_REASON]) for name, why in sorted(left.items())[:MAX_PLACES]]),
+        left=tuple([SkippedFile(name, why[:MAX_REASON]) for name, why in sorted(left.items())[:MAX_PLACES]]),
     )
 
 

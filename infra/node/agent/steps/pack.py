@@ -12,13 +12,13 @@ import stat
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NamedTuple, Optional
 
 from agent.files import records
 from agent.files.paths import on_one_line
 from agent.files.scan import Scan, below
 from agent.files.selection import choose
+from agent.files.sparse import sent_size
 from agent.files.tree import Found
 from agent.jobs import phases
 from agent.node import store
@@ -28,11 +28,10 @@ from cloudddp.agent.protocol.codec import MAX_REASON
 from cloudddp.agent.protocol.file_steps import LISTED, MAX_LISTED, PackRequest
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, path_to_wire, time_of
 from cloudddp.agent.protocol.receiving import MAX_GROWTH
-from cloudddp.agent.protocol.sending import Sender, Wanted
+from cloudddp.agent.protocol.sending import FileRequest, Sender, no_hole
 from cloudddp.agent.protocol.transfer import MAX_ENTRIES, UNSEALED, Listing, Wants
 
 REQUEST = PackRequest
-EMPTY = 1 << 26  # bytes of holes that may be sent as zeros
 QUIET_SECONDS = 5.0  # after which a frame says that the agent works
 
 
@@ -132,20 +131,17 @@ class Packer:
         return "" if job == self._request.results_of else job
 
     def send(self, items: list[Item], wants: Wants) -> None:
-        """Send the files that are wanted."""
         listed = [item for item in items if not item.is_folder]
         wanted = [
-            Wanted(index, listed[index].found.path, known, listed[index].entry.size + MAX_GROWTH)
+            FileRequest(index, listed[index].found.path, known, listed[index].entry.size + MAX_GROWTH)
             for index, known in wants.of([(item.found.name, item.entry) for item in listed])
         ]
 
-        def hole(_one: Wanted, descriptor: int) -> tuple[int, int]:
-            return rank_log.hole_of(descriptor) if self._request.job else (0, 0)
-
-        def lost(one: Wanted, error: OSError) -> None:
+        def lost(one: FileRequest, error: OSError) -> None:
             if not isinstance(error, FileNotFoundError):  # else it has gone
                 self.left_out(listed[one.number].found.name, error.strerror or "cannot be read")
 
+        hole = rank_log.hole_of if self._request.job else no_hole
         sender = Sender(str(self._folder), UNSEALED, on_lost=lost, hole=hole, tries=1)
         for frame in sender.frames(wanted):
             if frame:
@@ -154,7 +150,6 @@ class Packer:
                 self.working()
 
     def _chosen(self) -> Iterator[Found]:
-        """Yield what the request names."""
         request, selection = self._request, self._request.selection
         if selection is None:
             every = bool(request.job) or request.all
@@ -182,22 +177,8 @@ class Packer:
     def _entry(self, one: Found) -> Optional[Entry]:
         """Return an entry of the listing; None for a file that is left out."""
         info = one.info
-        mode, mtime_ns, size = stat.S_IMODE(info.st_mode), time_of(info), info.st_size
+        mode, mtime_ns = stat.S_IMODE(info.st_mode), time_of(info)
         if one.target:
             return Entry(LINK, mode, 0, mtime_ns, path_to_wire(one.target))
-        filled = info.st_blocks * 512
-        if self._request.job and stat.S_ISREG(info.st_mode) and filled < size:  # it has holes
-            size -= self._dropped(one)
-            if size - filled > max(filled, EMPTY):  # 1 TiB may take no space on the node's disk
-                why = f"{size >> 20} MiB, of which {filled >> 20} MiB were written"
-                self.left_out(one.name, why)
-                return None
-        return Entry(FILE, mode, size, mtime_ns, "")
-
-    def _dropped(self, one: Found) -> int:
-        """Return how many bytes of a file of a job are not sent: those of the hole in a rank's log, whose
-        middle was dropped."""
-        with contextlib.suppress(OSError), store.open_regular(Path(one.path)) as file:
-            begin, end = rank_log.hole_of(file.fileno())
-            return end - begin
-        return 0
+        size = sent_size(one, self.left_out) if self._request.job else info.st_size
+        return None if size is None else Entry(FILE, mode, size, mtime_ns, "")

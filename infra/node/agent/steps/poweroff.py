@@ -12,6 +12,6 @@ REQUEST = PowerOffRequest
 def step(request: PowerOffRequest) -> PowerOffReply:
     with store.locked("jobs"):
         if not any(job != request.job for job in phases.running_jobs()):
-            store.write(poweroff.PLAN, poweroff.Plan(request.job, request.seconds, request.clients))
+            store.write(poweroff.PLAN, poweroff.PowerOff(request.job, request.seconds, request.clients))
     plan = poweroff.current()
     return PowerOffReply("" if plan is None else plan.job)

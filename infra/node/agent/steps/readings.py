@@ -12,7 +12,6 @@ from agent.node import store
 from agent.steps import jobs
 from agent.watch.gpus import Gpus
 from agent.watch.measure import Measuring
-from agent.watch.rank_zero import RankZero
 from cloudddp.agent.protocol.frames import encode_frame
 from cloudddp.agent.protocol.phases import MAX_RUNNING
 from cloudddp.agent.protocol.readings import Reading, ReadingsRequest
@@ -25,20 +24,19 @@ GPU_SECONDS = 3.0  # in which nvidia-smi starts
 def step(request: ReadingsRequest) -> int:
     out, gpus, last_state = sys.stdout.buffer, Gpus(request.interval), b""
     measuring: Optional[Measuring] = None
-    rank_zero: Optional[RankZero] = None
     gpus.answered.wait(GPU_SECONDS)
     while True:
         folder = _newest_job()
         if folder is not None and (measuring is None or measuring.folder != folder):
-            measuring = Measuring(folder, gpus, request.interval)
-            rank_zero = RankZero(folder, store.project_folder(request.project))
+            project = store.project_folder(request.project)
+            measuring = Measuring(folder, gpus, request.interval, project)
             measuring.take()
             time.sleep(FIRST_PAUSE)
         if folder is not None and (state := encode_frame(jobs.state_of(folder))) != last_state:
             out.write(state)
             last_state = state
         reading = Reading(time.time(), gpus.read()) if measuring is None else measuring.take()
-        out.write(encode_frame(reading if rank_zero is None else rank_zero.added(reading)))
+        out.write(encode_frame(reading))
         out.flush()
         time.sleep(request.interval)
 

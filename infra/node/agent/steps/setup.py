@@ -23,6 +23,8 @@ from cloudddp.agent.protocol import TASK_VARIABLE
 from cloudddp.agent.protocol.codec import MAX_TEXT, STDERR_END
 from cloudddp.agent.protocol.copies import url_of
 from cloudddp.agent.protocol.frozen import frozen
+from cloudddp.agent.protocol.jobs import StateFile
+from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.start import Container, SetupReply, SetupRequest
 
 REQUEST = SetupRequest
@@ -90,13 +92,14 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
     task = phases.setup_task(folder, request.node)
     poweroff.occupy()
     kernel.adopt_orphans()
-    own = phases.SetupFile(
+    own = StateFile(
         request.job,
         request.node,
-        request.script,
+        JobPhase.SETUP,
         time.time(),
-        os.getpid(),
-        processes.born(os.getpid()),
+        pid=os.getpid(),
+        born=processes.born(os.getpid()),
+        script=request.script,
         boot=kernel.boot(),
     )
     store.write(task.record, own)
@@ -123,7 +126,8 @@ def _set_up(request: SetupRequest, project: Path) -> SetupReply:
         processes.end(task, grace=1.0)
     code = failed.exit_code if failed.exit_code > 0 else 128 - failed.exit_code
     with contextlib.suppress(OSError):  # a command may have deleted the whole store
-        store.write(task.record, replace(own, ended=time.time(), exit_code=min(code, 255)))
+        phase = JobPhase.CANCELLED if failed.cancelled else JobPhase.FAILED
+        store.write(task.record, replace(own, state=phase, ended=time.time(), exit_code=min(code, 255)))
     if DENIED in failed.output and request.container is None:
         return replace(failed, read_only=_read_only(_active(request, project).get("VIRTUAL_ENV", "")))
     return failed
@@ -147,7 +151,7 @@ def _open_log(folder: Path) -> BinaryIO:
 def _share(setup: _Setup) -> Optional[SetupReply]:
     """Mount the shared folders, and link them in the project."""
     folders = setup.request.shared
-    shown = f"[[shared]] {', '.join(one.path for one in folders)}"
+    shown = f"[[shared]] {', '.join(folder.path for folder in folders)}"
     try:
         for argv, given in shared.commands(folders) if folders else ():
             if failed := _run(setup, argv, shown, dict(os.environ), given):

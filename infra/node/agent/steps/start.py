@@ -1,4 +1,4 @@
-"""`start`: start a job's supervisor, detached, and reply once it runs."""
+"""`start`: start a job's supervisor, detached, and reply once the nodes are connected or have given up."""
 
 from __future__ import annotations
 
@@ -51,10 +51,8 @@ def _record(request: StartRequest, folder: Path) -> None:
     """Record that the job starts. The request may hold the user's secrets: it is never written to the
     disk."""
     (folder / store.RESERVE).write_bytes(bytes(store.RESERVE_BYTES))
-    store.write(
-        folder / phases.JOB_FILE,
-        phases.JobFile(request.node, request.log_mb, request.stop_grace, request.poweroff),
-    )
+    job = phases.JobFile(request.node, request.work.log_mb, request.work.stop_grace, request.end.poweroff)
+    store.write(folder / phases.JOB_FILE, job)
     (folder / phases.BEGAN).touch()
     store.write(
         folder / phases.STATE_FILE,

@@ -7,8 +7,7 @@ import select
 import sys
 import threading
 import time
-from io import BufferedReader
-from typing import Callable, Optional, cast
+from typing import Callable, Optional
 
 from cloudddp.agent.protocol import transfer
 from cloudddp.agent.protocol.codec import encode_utf8
@@ -35,7 +34,6 @@ class Laptop:
 
     def __init__(self, secret: bytes) -> None:
         self._secret = secret
-        self._read_before = _buffered_stdin()
         self._waits_since: Optional[float] = None
         self._reads = 0
         self.progress: Callable[[], int] = lambda: 0
@@ -51,13 +49,13 @@ class Laptop:
         return frame
 
     def _read(self, size: int) -> bytes:
+        """Read without Python's buffer: a thread that waits there holds its lock, and Python aborts if the
+        process ends meanwhile."""
         pieces = []
         while size > 0:
-            piece, self._read_before = self._read_before[:size], self._read_before[size:]
-            if not piece:
-                self._waits_since = time.monotonic()
-                piece = os.read(sys.stdin.fileno(), size)
-                self._waits_since = None
+            self._waits_since = time.monotonic()
+            piece = os.read(sys.stdin.fileno(), size)
+            self._waits_since = None
             if not piece:
                 break
             pieces.append(piece)
@@ -81,15 +79,3 @@ class Laptop:
                     report(ReceiveEvent(busy=since is None))
                 except OSError:
                     os._exit(1)
-
-
-def _buffered_stdin() -> bytes:
-    """Return what Python has read of stdin besides the request. From now on it is read without Python's
-    buffer: a thread that waits there holds the buffer's lock, and Python aborts if the process ends
-    meanwhile."""
-    descriptor, buffer = sys.stdin.fileno(), cast(BufferedReader, sys.stdin.buffer)
-    os.set_blocking(descriptor, False)
-    try:
-        return buffer.read1(len(buffer.peek()))
-    finally:
-        os.set_blocking(descriptor, True)

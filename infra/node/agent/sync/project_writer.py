@@ -13,12 +13,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Optional
 
-from agent.files import paths
+from agent.files import paths, records
+from agent.files.scan import CACHES
+from agent.jobs import phases
 from agent.node import store
-from agent.sync.replaced import Replaced
-from cloudddp.agent.protocol.manifest import Entry
-from cloudddp.agent.protocol.transfer import Record
-from cloudddp.agent.protocol.writing import FOLDER, FileWriter, open_below
+from agent.sync.replaced import folder_name
+from cloudddp.agent.protocol.file_steps import MAX_KEPT, REPLACED, Kept
+from cloudddp.agent.protocol.manifest import Entry, path_to_wire
+from cloudddp.agent.protocol.transfer import FileHead
+from cloudddp.agent.protocol.writing import FOLDER, FileWriter, known_of, open_below, open_file
 
 
 class ProjectWriter(FileWriter):
@@ -28,13 +31,63 @@ class ProjectWriter(FileWriter):
     def __init__(self, folder: Path, synced: Mapping[str, Entry] = MappingProxyType({})) -> None:
         """`synced` may be overwritten, as long as they are unchanged: files that a sync has written."""
         super().__init__(folder, store.ROOT / f"begun-{folder.name}")
-        self.replaced = Replaced(folder, synced, self.place)
+        self._project, self._synced = folder, synced
+        self._aside, self._kept = folder_name(), list[str]()
+        self._jobs: Optional[tuple[int, records.Results]] = None
 
-    def make_way(self, parent: int, base: str, path: str, record: Optional[Record] = None) -> None:
-        self.replaced.keep(parent, base, path, record)
+    def make_way(self, parent: int, base: str, path: str, head: Optional[FileHead] = None) -> None:
+        self._keep(parent, base, path, head)
         with contextlib.suppress(NotADirectoryError, FileNotFoundError):
             os.close(os.open(base, FOLDER, dir_fd=parent))
             shutil.rmtree(f"/proc/self/fd/{parent}/{base}")
+
+    def _keep(self, parent: int, base: str, path: str, head: Optional[FileHead]) -> None:
+        """Move what is there out of the way if it is a job's, unless it is what `head` describes."""
+        try:
+            info = os.lstat(base, dir_fd=parent)
+        except OSError:
+            return
+        is_synced = path in self._synced and paths.describe(base, parent) == self._synced[path]
+        if is_synced or path.startswith(f"{REPLACED}/"):
+            return
+        if stat.S_ISDIR(info.st_mode):
+            is_kept = self._has_new_files(parent, base, path)
+        else:
+            is_new = stat.S_ISREG(info.st_mode) and self._is_new(path, info)
+            is_kept = is_new and not _is_same(parent, base, info, head)
+        if is_kept:
+            folder, last = self.place(f"{self._aside}/{path}")
+            os.rename(base, last, src_dir_fd=parent, dst_dir_fd=folder)
+            self._kept.append(path)
+            if self._jobs is not None and (copies := self._jobs[1].moved(path, self._aside)):
+                records.keep_copies(self._project, copies)
+
+    @property
+    def kept(self) -> Optional[Kept]:
+        names = tuple([path_to_wire(name) for name in self._kept[:MAX_KEPT]])
+        return Kept(len(self._kept), names) if names else None
+
+    def _is_new(self, name: str, info: os.stat_result) -> bool:
+        """Whether a job may have written a file, and nobody has pulled it since."""
+        if self._jobs is None:
+            self._jobs = phases.first_began(), records.results(self._project)
+        began, results = self._jobs
+        written = info.st_ctime_ns
+        if results.origin(name, info) == records.PUT_BACK:
+            return False
+        return 0 < began <= written and not results.is_pulled(name, written)
+
+    def _has_new_files(self, parent: int, base: str, name: str) -> bool:
+        top = f"/proc/self/fd/{parent}/{base}"
+        for folder, folders, names in os.walk(top):
+            folders[:] = [one for one in folders if one not in CACHES]
+            for one in names:
+                path = os.path.join(folder, one)
+                with contextlib.suppress(OSError):
+                    info = os.lstat(path)
+                    if stat.S_ISREG(info.st_mode) and self._is_new(name + path[len(top) :], info):
+                        return True
+        return False
 
     def touch(self, name: str, mode: int, mtime_ns: int) -> None:
         """Set mode and time of a file that has the contents."""
@@ -51,6 +104,13 @@ class ProjectWriter(FileWriter):
             os.utime(opened, ns=(mtime_ns, mtime_ns))
         finally:
             os.close(descriptor)
+
+
+def _is_same(parent: int, base: str, info: os.stat_result, head: Optional[FileHead]) -> bool:
+    with contextlib.suppress(OSError):  # it may be readable for another user only
+        if head is not None and head.size == info.st_size:
+            return known_of(open_file(parent, base)).digest == head.digest.hex()
+    return False
 
 
 def to_disk(folder: Path) -> None:

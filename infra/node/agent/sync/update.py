@@ -17,14 +17,14 @@ from typing import Optional
 
 from agent.files import records
 from agent.files.project_lock import ProjectLock
-from agent.files.records import Origin
+from agent.files.records import Writer
 from agent.files.sync_record import Synced
 from agent.node.link import LinkError
 from agent.sync.project_writer import ProjectWriter, remove, to_disk
 from cloudddp.agent.protocol.checkpoints import Part, writer_of
 from cloudddp.agent.protocol.file_steps import ReceiveReply
 from cloudddp.agent.protocol.manifest import LINK, Entry
-from cloudddp.agent.protocol.transfer import Known, Listing, Record, Wants
+from cloudddp.agent.protocol.transfer import FileHead, Listing, PartialFile, Wants
 from cloudddp.agent.protocol.writing import Incoming, known_of
 
 DISK_RESERVE = 64 << 20  # bytes that stay free
@@ -61,8 +61,9 @@ class ProjectUpdate:
                 self._modes.append(index)
             else:
                 self.wanted.append(index)
-        self._present: dict[int, tuple[Known, int]] = {}  # of files in their place, with their ctime (ns)
-        self._came: dict[int, Record] = {}
+        # Of files in their place, with their ctime (ns).
+        self._present: dict[int, tuple[PartialFile, int]] = {}
+        self._came: dict[int, FileHead] = {}
         self._gone: set[int] = set()
         self._has_started = False
 
@@ -94,7 +95,7 @@ class ProjectUpdate:
         if size and free < size + DISK_RESERVE:
             raise SystemExit(f"not enough disk space for the project: {free >> 20} MiB free")
 
-    def _in_place(self, index: int) -> Optional[Known]:
+    def _in_place(self, index: int) -> Optional[PartialFile]:
         """Return what is known of a file that may have the same contents, and another time."""
         name, entry = self.files[index]
         with contextlib.suppress(OSError):
@@ -130,29 +131,29 @@ class ProjectUpdate:
     def begin(self, number: int, offset: int) -> Incoming:
         return self._writer.begin(self.files[number][0], offset, in_place=number in self._present)
 
-    def finish(self, record: Record, incoming: Incoming) -> None:
-        self._writer.finish(self.files[record.number][0], record, incoming, record.mode)
-        self._came[record.number] = record
+    def finish(self, head: FileHead, incoming: Incoming) -> None:
+        self._writer.finish(self.files[head.number][0], head, incoming, head.mode)
+        self._came[head.number] = head
 
-    def confirm(self, record: Record) -> bool:
-        name = self.files[record.number][0]
-        known, ctime_ns = self._present.get(record.number, (None, 0))
-        if known != (record.size, record.digest.hex()):
+    def confirm(self, head: FileHead) -> bool:
+        name = self.files[head.number][0]
+        known, ctime_ns = self._present.get(head.number, (None, 0))
+        if known != (head.size, head.digest.hex()):
             return False
         with contextlib.suppress(OSError):
             if os.lstat(self._folder / name).st_ctime_ns == ctime_ns:
-                self._writer.touch(name, record.mode, record.mtime_ns)
-                self._came[record.number] = record
+                self._writer.touch(name, head.mode, head.mtime_ns)
+                self._came[head.number] = head
                 return True
         raise SystemExit(f"{name!r} was changed on this node while it was synced; repeat the command")
 
-    def gone(self, record: Record) -> None:
+    def gone(self, head: FileHead) -> None:
         """Delete a file that was deleted on the laptop since it was listed. Raises LinkError where another
         node does not have it."""
-        name = self.files[record.number][0]
-        if record.missing:
+        name = self.files[head.number][0]
+        if head.missing:
             raise LinkError(f"it does not have {name!r}")
-        self._gone.add(record.number)
+        self._gone.add(head.number)
         if name in self._old:
             remove(self._folder, {name: self._old[name]})
 
@@ -161,7 +162,7 @@ class ProjectUpdate:
         kept = None
         with contextlib.suppress(OSError):  # a full disk has no room for the folder of what was begun
             self._writer.close(complete=True)
-            kept = self._writer.replaced.kept
+            kept = self._writer.kept
         if self._has_started:
             to_disk(self._folder)
         if self._synced and self._has_started:
@@ -180,12 +181,12 @@ class ProjectUpdate:
         found = {}
         for name, entry in map(self._now, range(len(self.files))):
             size, writer = entry.size or len(os.fsencode(entry.target)), writer_of(name, self._put_back)
-            found[name] = Origin(records.PUT_BACK, *writer, size, entry.mtime_ns)
+            found[name] = Writer(records.PUT_BACK, *writer, size, entry.mtime_ns)
         records.keep_copies(self._folder, found)
 
     def _now(self, index: int) -> tuple[str, Entry]:
         """Return a file as it is now: one may have changed on the laptop since it was listed."""
-        (name, entry), record = self.files[index], self._came.get(index)
-        if record is None:
+        (name, entry), head = self.files[index], self._came.get(index)
+        if head is None:
             return name, entry
-        return name, entry._replace(mode=record.mode, size=record.size, mtime_ns=record.mtime_ns)
+        return name, entry._replace(mode=head.mode, size=head.size, mtime_ns=head.mtime_ns)

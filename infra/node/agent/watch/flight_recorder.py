@@ -77,15 +77,14 @@ def main(folder: str) -> int:
 
 
 def packed(folder: Path) -> str:
-    """Return dumps, a word each, without old entries and without the stacks of those that are completed; ''
-    for none."""
+    """Return dumps, a word each, without old entries and the stacks of completed ones; '' for none."""
     words = []
     for path in sorted((folder / DUMPS).glob("rank_*")):
         with contextlib.suppress(Exception):  # a damaged pickle raises almost anything
             dump = _Plain(io.BytesIO(store.read_bytes(path, MAX_DUMP))).load()
             entries = dump["entries"][-KEPT:]
-            for one in entries:
-                one["frames"] = one["frames"] if one["state"] != "completed" else []
+            for entry in entries:
+                entry["frames"] = entry["frames"] if entry["state"] != "completed" else []
             cut = {**dump, "entries": entries, "rank": int(path.name[len("rank_") :])}
             pieces = json.JSONEncoder().iterencode(cut)
             text = "".join(itertools.islice(pieces, MAX_PIECES))

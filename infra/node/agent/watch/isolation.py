@@ -23,8 +23,7 @@ _MAPPED = "0000000000000000FFFF0000"  # prefix of an IPv4-mapped address in /pro
 
 
 class IsolationWatch:
-    """Looks after the ranks of a node for `seconds`, in which they have to connect to another node; with 0
-    not at all."""
+    """Looks for `seconds` whether the ranks of a node connect to another node; with 0 not at all."""
 
     def __init__(self, node: int, peers: Collection[Peer], seconds: float) -> None:
         own = {peer.address for peer in peers if peer.node == node}
@@ -36,8 +35,7 @@ class IsolationWatch:
         self._next = 0.0
 
     def found(self, running: Callable[[], Collection[int]]) -> str:
-        """Look at the processes of the ranks that run, from time to time; return once, when the time is over
-        and none is connected, a sentence that says so, else ''."""
+        """Look at the processes of ranks from time to time; return once that none is connected, else ''."""
         now = time.monotonic()
         if not self._applies or now < self._next:
             return ""

@@ -3,58 +3,96 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import re
 import time
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
-from agent.jobs import rank_records
+from agent.files.scan import Scan
+from agent.jobs import phases, rank_records
 from agent.node import kernel, processes, store
 from agent.watch.gpus import Gpus
-from agent.watch.pace import LOOKS, Reports, step_report
+from agent.watch.stragglers import LOOKS, StepReports, step_report
+from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import ProtocolError, encode_utf8
 from cloudddp.agent.protocol.progress import Pace
-from cloudddp.agent.protocol.readings import READINGS_FILE, RankReading, Reading
+from cloudddp.agent.protocol.readings import MAX_METRICS, MAX_SHOWN_LINE, READINGS_FILE, RankReading, Reading
 
-LIST_SECONDS = 10.0  # between two searches for children of ranks: a node has thousands of processes
 RECORD_SECONDS = 10.0  # between two readings that are kept; less at first, so that short jobs have curves
 RECORD_PART = 500  # of the age of a long job
+SEARCH_SECONDS, AGAIN_SECONDS = 1.0, 10.0  # of a search, and between two
+MAX_FILES = 8  # the newest; add_scalars writes one for each curve
+FILE_BYTES, LOG_BYTES = 1 << 15, 1 << 14  # of the end of a file
+
+
+class RankZero:
+    """What rank 0 shows of a training on this node without reporting it: the newest scalars in TensorBoard's
+    event files below `project`, and the last line of its log. Of files only the ends are read, and a search
+    has a time limit: a project may have millions of files, and an event file may have any size."""
+
+    def __init__(self, folder: Path, project: Path) -> None:
+        self._project = project
+        self._log = folder / "ranks" / "0.log"
+        self._since = phases.began_at(folder)
+        self._files: list[Path] = []
+        self._searched = float("-inf")
+        self._newest: dict[str, Optional[float]] = {}
+
+    def added(self, reading: Reading) -> Reading:
+        """Return a reading with what rank 0 shows, where it runs here."""
+        if not os.path.lexists(self._log):
+            return reading
+        reports = reading.metrics.keys() - {"step", "steps"}
+        metrics = reading.metrics if reports else self._scalars() or reading.metrics
+        return replace(reading, metrics=metrics, line=self._last_line())
+
+    def _scalars(self) -> dict[str, Optional[float]]:
+        """Return the newest value of each scalar of the job, of a few; None for NaN and infinity."""
+        if time.monotonic() - self._searched >= AGAIN_SECONDS:
+            new = Scan(self._project, (), (), self._since, again=0, seconds=SEARCH_SECONDS)
+            found = sorted((one.ctime, one.found.name) for one in new if event_files.EVENTS in one.found.name)
+            self._files = [self._project / name for _, name in found[-MAX_FILES:]]
+            self._searched = time.monotonic()
+        for path in self._files:
+            with contextlib.suppress(OSError), store.open_regular(path) as file:
+                for row in event_files.last_rows(file, FILE_BYTES):
+                    if row.at >= self._since / 1e9 - 1:  # clocks of file systems lag
+                        for tag, value in row.values.items():
+                            if tag in self._newest or len(self._newest) < MAX_METRICS:
+                                self._newest[tag] = value if math.isfinite(value) else None
+        return dict(self._newest)
+
+    def _last_line(self) -> str:
+        """Return the last line of its log that is not blank, and the last state of a progress bar."""
+        with contextlib.suppress(OSError), store.open_regular(self._log) as file:
+            begin = max(os.fstat(file.fileno()).st_size - LOG_BYTES, 0)
+            text = os.pread(file.fileno(), LOG_BYTES, begin).decode(errors="replace").rstrip()
+            return re.split(r"[\r\n]", text)[-1].strip()[:MAX_SHOWN_LINE]
+        return ""
 
 
 class Measuring:
-    """The GPUs, and the ranks of a job, measured every `interval` seconds."""
+    """The GPUs, and the ranks of a job, measured every `interval` seconds; with what rank 0 shows in its
+    `project`, where that is given."""
 
-    def __init__(self, folder: Path, gpus: Gpus, interval: float) -> None:
+    def __init__(self, folder: Path, gpus: Gpus, interval: float, project: Optional[Path] = None) -> None:
         self.folder = folder
+        self._rank_zero = RankZero(folder, project) if project else None
         self._gpus = gpus
-        self._reports = Reports(folder, LOOKS / 2 * interval)
-        self._trees: dict[int, list[int]] = {}  # by the process of each rank
-        self._listed_at = self._looked_at = float("-inf")
-        self._ticks: dict[int, int] = {}  # by process
+        self._reports = StepReports(folder, LOOKS / 2 * interval)
+        self._use = processes.Use()
 
     def take(self) -> Reading:
         at, running = round(time.time(), 2), rank_records.running(self.folder)
-        cores = self._cores({one.rank: one.pid for one in running if one.pid})
-        paces = {one.rank: one for one in self._reports.paces()}
+        used = self._use.look({one.rank: one.pid for one in running if one.pid})
+        cores = {rank: round(ticks / kernel.TICKS / seconds, 2) for rank, (ticks, _, seconds) in used.items()}
+        paces = {pace.rank: pace for pace in self._reports.paces()}
         ranks = [self._rank(one.rank, cores.get(one.rank), paces.get(one.rank)) for one in running]
-        return Reading(at, self._gpus.read(), tuple(ranks), rank_records.metrics(self.folder))
-
-    def _cores(self, roots: Mapping[int, int]) -> dict[int, float]:
-        """Return how many cores each rank and its children have used since the last look. A process counts
-        from the second look at it on."""
-        is_old = time.monotonic() - self._listed_at >= LIST_SECONDS
-        if is_old or self._trees.keys() != set(roots.values()):
-            self._trees, self._listed_at = processes.trees(roots.values()), time.monotonic()
-        now = time.monotonic()  # a list takes a while
-        before, seconds, self._looked_at = self._ticks, now - self._looked_at, now
-        self._ticks = {pid: kernel.cpu_ticks(pid) for tree in self._trees.values() for pid in tree}
-        used = {pid: max(ticks - before[pid], 0) for pid, ticks in self._ticks.items() if pid in before}
-        return {
-            rank: round(sum(used.get(pid, 0) for pid in self._trees[root]) / kernel.TICKS / seconds, 2)
-            for rank, root in roots.items()
-            if root in used
-        }
+        found = Reading(at, self._gpus.read(), tuple(ranks), rank_records.metrics(self.folder))
+        return self._rank_zero.added(found) if self._rank_zero else found
 
     def _rank(self, rank: int, cores: Optional[float], pace: Optional[Pace]) -> RankReading:
         report = step_report(store.step_file(self.folder, rank))

@@ -19,7 +19,8 @@ from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from typing import Optional
 
-from agent.node import deadline, imds
+from agent.jobs import poweroff
+from agent.node import imds
 from cloudddp.agent.protocol.frozen import frozen
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.progress import PREEMPTED_EXIT_CODE
@@ -35,8 +36,7 @@ VERBS = {"reboot": "reboots", "stop": "stops", "retire": "retires"}
 
 @frozen
 class Notice:
-    """This node ends at `ends`, by the monotonic clock; `early` seconds before, the ranks are told to
-    save."""
+    """This node ends at `ends`, by the monotonic clock; the ranks have to save `early` seconds before."""
 
     ends: float
     early: float
@@ -77,7 +77,7 @@ class NoticeWatch:
 
     def _at_deadline(self) -> list[Notice]:
         """Return the notice of the deadline, which `extend` may move while the job runs."""
-        ends, at = deadline.current(self._requested, self._began)
+        ends, at = poweroff.deadline(self._requested, self._began)
         if ends == math.inf:
             return []
         # A job that begins shortly before the deadline may use half of the time that is left.
@@ -85,8 +85,7 @@ class NoticeWatch:
         return [Notice(ends, early, f"the cluster's deadline is at {at}")]
 
     def announcement(self, early: float) -> Optional[Notice]:
-        """Return the cluster's deadline when it is at most `early` seconds away: once, and again where it was
-        moved."""
+        """Return the deadline when it is at most `early` seconds away: once, and again where it was moved."""
         found = next((one for one in self._at_deadline() if replace(one, early=early).is_due), None)
         if found is None or found.detail == self._announced:
             return None
@@ -118,9 +117,9 @@ def _interruption(metadata: imds.Metadata) -> Optional[Notice]:
 def _maintenance(metadata: imds.Metadata, save: float) -> Optional[Notice]:
     """Return the notice of the next scheduled maintenance. Raises as `_interruption`."""
     text, now = metadata.get("events/maintenance/scheduled")
-    events = [one for one in json.loads(text or "[]") if one.get("State") == "active"]
-    moments = [(parsedate_to_datetime(one["NotBefore"]), str(one["Code"])[:MAX_WORD]) for one in events]
-    coming = [one for one in moments if one[0] > now]
+    events = [event for event in json.loads(text or "[]") if event.get("State") == "active"]
+    listed = [(parsedate_to_datetime(event["NotBefore"]), str(event["Code"])[:MAX_WORD]) for event in events]
+    coming = [(begins, code) for begins, code in listed if begins > now]
     if not coming:
         return None
     begins, code = min(coming)

@@ -45,8 +45,7 @@ def ask(host: str, port: int) -> str:
 
 
 def summary(report: str) -> str:
-    """Return the errors and warnings of a report in a sentence, without processes and GPUs; '' for no
-    report. Pure."""
+    """Return the errors and warnings of a report, without processes and GPUs; '' for none. Pure."""
     if not report:
         return ""
     lines = report.partition(ERRORS)[2].splitlines()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from pathlib import Path
 from typing import Optional
@@ -13,7 +12,7 @@ from typing import Optional
 from agent.jobs import rank_records
 from agent.node import kernel, processes, store
 from agent.ranks import launchers
-from agent.watch import py_spy, ras, stack_dump
+from agent.watch import py_spy, ras
 from cloudddp.agent.protocol.codec import is_plain
 from cloudddp.agent.protocol.jobs import RankRecord
 from cloudddp.agent.protocol.stacks import MAX_STACK, MAX_WORD, Position, RankStack, StacksReply
@@ -30,31 +29,21 @@ CANDIDATES = 3  # processes of a rank to try: the script may have been started b
 
 
 def gather(folder: Path) -> StacksReply:
-    """Return the stacks of the ranks that run on this node, and what NCCL's RAS reports of all ranks, after
-    writing them to `stacks/RANK.txt` and beside."""
+    """Return the stacks of the ranks here, and what NCCL's RAS reports, after writing both to files."""
+    from concurrent.futures import ThreadPoolExecutor  # 10 ms, for few jobs
+
     asked = time.time()
     dumps = ask_flight_recorder(folder)
     records = rank_records.running(folder)
     tool = py_spy.install(python_of(records[0])) if records else ""
-    found: dict[int, RankStack] = {}
-
-    def work(mine: list[RankRecord]) -> None:
-        for record in mine:
-            found[record.rank] = _stack(tool, record)
-
-    shares = [records[k::AT_ONCE] for k in range(min(AT_ONCE, len(records)))]
-    threads = [threading.Thread(target=work, args=(share,), daemon=True) for share in shares]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        stacks = tuple(pool.map(lambda record: _stack(tool, record), records))
     report = ras.ask(*ras.address(records[0].pid or 0)) if records else ""
-    stacks = tuple(found[rank] for rank in sorted(found))
     with contextlib.suppress(OSError):  # a full disk
         (folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
-        for one in stacks:
+        for stack in stacks:
             store.replace(
-                folder / FOLDER / f"{one.position.rank}.txt", one.text.encode(errors="replace") + b"\n"
+                folder / FOLDER / f"{stack.position.rank}.txt", stack.text.encode(errors="replace") + b"\n"
             )
         if report:
             store.replace(folder / FOLDER / RAS, report.encode(errors="replace"))
@@ -63,8 +52,7 @@ def gather(folder: Path) -> StacksReply:
 
 
 def ask_flight_recorder(folder: Path) -> list[Path]:
-    """Ask PyTorch for the dumps of its flight recorder: a rank with NCCL reads a pipe that is named after its
-    number. Return the files that it will write."""
+    """Ask PyTorch for dumps by the pipe that a rank with NCCL reads; return the files that it will write."""
     asked = []
     for path in (folder / launchers.PIPES).glob("*.pipe"):
         with contextlib.suppress(OSError):  # nobody reads it
@@ -101,7 +89,7 @@ def _stack(tool: str, record: RankRecord) -> RankStack:
     for pid in processes.tree(record.pid or 0)[:CANDIDATES] if tool else ():
         threads, reason = py_spy.dump(tool, pid)
         if threads:
-            return stack_dump.rank_stack(record.rank, threads)
+            return py_spy.rank_stack(record.rank, threads)
         if reason == py_spy.STUCK:  # a child's stack would pass for its own
             break
     position = Position(record.rank, error=reason[:MAX_WORD])
@@ -109,8 +97,7 @@ def _stack(tool: str, record: RankRecord) -> RankStack:
 
 
 def _kernel_state(pid: Optional[int]) -> str:
-    """Return the state of a process's threads, and the function of the kernel that each waits in, where it is
-    known."""
+    """Return the state of a process's threads, and in which function of the kernel each waits."""
     lines = []
     with contextlib.suppress(OSError):
         for entry in sorted(os.listdir(f"/proc/{pid}/task"), key=int):

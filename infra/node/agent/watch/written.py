@@ -15,7 +15,7 @@ from agent.jobs import phases
 from agent.node import store
 from cloudddp.agent.protocol.checkpoints import checkpoint_of, is_shard
 from cloudddp.agent.protocol.codec import MAX_PATH
-from cloudddp.agent.protocol.gang import MAX_WROTE, Kind, Message, Wrote
+from cloudddp.agent.protocol.gang import MAX_WROTE, Kind, PeerMessage, Wrote
 from cloudddp.agent.protocol.start import StartRequest
 
 INTERVAL = 5.0  # seconds between two looks; or so many times as long as one takes:
@@ -26,15 +26,14 @@ LAST = 1.0  # seconds for the last look, for which the end of the job waits
 class WrittenWatch:
     """Looks for what the job wrote on this node, in a thread: it may take seconds."""
 
-    def __init__(self, request: StartRequest, folder: Path, send: Callable[[Message], None]) -> None:
+    def __init__(self, request: StartRequest, folder: Path, send: Callable[[PeerMessage], None]) -> None:
         self._request, self._folder, self._send = request, folder, send
         self._found: Optional[Wrote] = None
         self._reported = Wrote()
         self._at = time.monotonic() + INTERVAL if len(request.gang.peers) > 1 else float("inf")
 
     def report(self, *, last: bool = False) -> None:
-        """Send the newest files, checkpoints first, if they are others than before. `last`: the ranks have
-        ended."""
+        """Send the newest files, checkpoints first, if they have changed. `last`: the ranks have ended."""
         if last and len(self._request.gang.peers) > 1:
             self._found = Wrote(tuple(self._names(LAST)))
         elif time.monotonic() > self._at:
@@ -43,7 +42,7 @@ class WrittenWatch:
         found, self._found = self._found, None
         if found is not None and found != self._reported:
             self._reported = found
-            self._send(Message(Kind.WROTE, wrote=found))
+            self._send(PeerMessage(Kind.WROTE, wrote=found))
 
     def _look(self) -> None:
         began = time.monotonic()
