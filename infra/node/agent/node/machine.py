@@ -70,7 +70,7 @@ def count_efa() -> int:
         drivers = [os.path.realpath(device / "device" / "driver") for device in Path(INFINIBAND).glob("*")]
         return sum(os.path.basename(driver) == "efa" for driver in drivers)
     listed = run_quietly([fi_info, "-p", "efa", "-t", "FI_EP_RDM"])
-    domains = re.findall(r"^\s*domain:\s*(\S+)", listed, re.MULTILINE)
+    domains = re.findall(r"^[ \t]*domain:[ \t]*(\S+)", listed, re.MULTILINE)
     return len({domain.rpartition("-")[0] or domain for domain in domains})
 
 
