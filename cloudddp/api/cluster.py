@@ -22,10 +22,10 @@ from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.job_request import KEEP_MINUTES, NewJob
 from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import Continuation, of_job
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import connected, reachable
 from cloudddp.operations.results import collect, raise_incomplete
 from cloudddp.operations.start_job import Display, checked_script, results_of, send_files, start_job
-from cloudddp.operations.take_down import take_down
+from cloudddp.operations.take_down import take_down_id
 from cloudddp.operations.unsaved_work import unsaved_work
 
 OnLine = Callable[[str], None]
@@ -55,7 +55,7 @@ class Job:
 
     def status(self) -> status.JobRecord:
         """Return its state, step and times, as `cloudddp jobs` shows them. Raises CloudDDPError."""
-        with connected(self._call.session(), partly=True, needed=()) as (_, runner):
+        with reachable(self._call.session(), required=()) as (_, runner):
             return status.find_job(runner, self.id)
 
     def wait(self, timeout: float | None = None, *, on_line: OnLine | None = None) -> JobResult:
@@ -65,7 +65,7 @@ class Job:
         TimeoutError after `timeout` seconds (the job goes on), CloudDDPError where no node answers.
         """
         session = self._call.session()
-        with connected(session, partly=True, needed=()) as (cluster, runner):
+        with reachable(session, required=()) as (cluster, runner):
             nodes = status.find_job(runner, self.id).nodes
             return Display(session, on_line).follow(runner, cluster, self.id, nodes, timeout=timeout)
 
@@ -93,7 +93,7 @@ class Job:
         """Copy the job's results and logs from every node into results/JOB of the project, and return that
         folder. Files that already exist are skipped. Raises CloudDDPError if anything was left out."""
         session = self._call.session()
-        with connected(session, partly=True, needed=()) as (cluster, runner):
+        with reachable(session, required=()) as (cluster, runner):
             left = collect(session, runner, cluster, self.id, None)
         if left.lines:
             hint = f"the nodes keep these files until they terminate; {left.pull}"
@@ -195,7 +195,7 @@ class Cluster:
 
     def job(self, job_id: str | None = None) -> Job:
         """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
-        with connected(self._call.session(), partly=True, needed=()) as (found, runner):
+        with reachable(self._call.session(), required=()) as (found, runner):
             self._update(found)
             return Job(self._call, status.find_job(runner, job_id).id, self._jobs)
 
@@ -241,7 +241,7 @@ class Cluster:
                 f"cluster {self.name} was not removed: {'; '.join([*held, *unfinished])}",
                 hint="wait for the job or cancel it, and pull; or down(discard=True)",
             )
-        take_down(session, aws, self.id)
+        take_down_id(session, aws, self.id)
         self._jobs.clear()
 
     def __enter__(self) -> Cluster:

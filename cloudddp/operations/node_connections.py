@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 
 from cloudddp.agent.client import Runner
@@ -20,19 +20,54 @@ _BOOT_SECONDS = 600.0  # in which a replacement may boot
 
 @contextlib.contextmanager
 def connected(
-    session: Session[Reporter],
-    *,
-    whole: bool = False,
-    partly: bool = False,
-    listing: bool = False,
-    needed: Collection[int] | None = None,
-    only: int | None = None,
+    session: Session[Reporter], *, whole: bool = False, only: int | None = None
 ) -> Iterator[tuple[Cluster, Runner]]:
-    """Yield (cluster, connections to its nodes) and close them. `whole`: refuse a cluster that has lost a
-    node. `partly`: continue without the nodes that do not answer, and raise NodeError, naming them, at the
-    end. `listing`: a replacement that boots has nothing to list, and is no error. `needed`, with `partly`:
-    only these have to answer, the silence of another one is a warning. `only`: connect to this node, so that
-    the others may be idle and end."""
+    """Yield (cluster, connections to its nodes) and close them. Raises if a node does not answer. `whole`:
+    refuse a cluster that has lost a node. `only`: connect to this node, so that the others may be idle and
+    end."""
+    found = _cluster(session, whole=whole)
+    if only is not None:
+        found = found.only({found.require_node(only).id})
+    spec, progress = session.settings.cluster, session.console.log
+    with _opened(session, found, lambda: (connect.connect(found, spec, progress=progress), {})) as (
+        runner,
+        _,
+    ):
+        yield found, runner
+
+
+@contextlib.contextmanager
+def reachable(
+    session: Session[Reporter], *, required: Collection[int] | None = None, listing: bool = False
+) -> Iterator[tuple[Cluster, Runner]]:
+    """Yield (cluster, connections to those nodes that answer) and close them; the silence of another one is
+    a warning. `required`: these have to answer; without it, NodeError names the silent ones at the end.
+    `listing`: a replacement that boots has nothing to list, and is not silent."""
+    found = _cluster(session)
+    spec, progress = session.settings.cluster, session.console.log
+    with _opened(session, found, lambda: connect.connect_reachable(found, spec, progress=progress)) as (
+        runner,
+        silent,
+    ):
+        booting = {node for node, error in silent.items() if listing and _boots(found, node, error)}
+        for node in booting:
+            session.console.log(f"node {node} is booting: it replaces a lost node")
+        missed = {node: error for node, error in silent.items() if node not in booting}
+        for node, error in missed.items():
+            if required is not None and node in required:
+                raise error
+            session.console.warn(str(error))
+        yield found, runner
+    if missed and required is None:
+        error, them = missed[min(missed)], "them" if len(missed) > 1 else "it"
+        raise NodeError(
+            f"{node_list(missed)} could not be queried: the output does not include {them}",
+            hint=error.hint if isinstance(error, CloudDDPError) else "",
+        )
+
+
+def _cluster(session: Session[Reporter], *, whole: bool = False) -> Cluster:
+    """Return the caller's cluster. Lost nodes are a warning, or an error if it has to be `whole`."""
     found = session.account.cluster()
     if count := found.missing:
         nodes = f"{count} of {count + len(found.nodes)} nodes of cluster {found.name!r}"
@@ -44,36 +79,23 @@ def connected(
             )
             raise CloudDDPError(gone, hint=Message(hint))
         session.console.warn(gone)
-    if only is not None:
-        found = found.only({found.require_node(only).id})
-    silent: dict[int, Exception] = {}
+    return found
+
+
+@contextlib.contextmanager
+def _opened(
+    session: Session[Reporter], found: Cluster, dial: Callable[[], tuple[Runner, dict[int, Exception]]]
+) -> Iterator[tuple[Runner, dict[int, Exception]]]:
+    """Yield what `dial` returns, (connections, why other nodes are silent), with what AWS says of those."""
     with cause_named(session.account, found):
-        spec, progress = session.settings.cluster, session.console.log
         try:
-            if partly:
-                runner, silent = connect.connect_reachable(found, spec, progress=progress)
-            else:
-                runner = connect.connect(found, spec, progress=progress)
+            runner, silent = dial()
         except ConnectError:  # which names one node of several
             _warn_of_problems(session.account, found, found.nodes)
             raise
         with contextlib.closing(runner):
             _warn_of_problems(session.account, found, silent)
-            booting = [node for node, error in silent.items() if listing and _boots(found, node, error)]
-            for node in booting:
-                session.console.log(f"node {node} is booting: it replaces a lost node")
-                del silent[node]
-            for node, error in silent.items():
-                if needed is not None and node in needed:
-                    raise error
-                session.console.warn(str(error))
-            yield found, runner
-    if silent and needed is None:
-        error, them = silent[min(silent)], "them" if len(silent) > 1 else "it"
-        raise NodeError(
-            f"{node_list(silent)} could not be queried: the output does not include {them}",
-            hint=error.hint if isinstance(error, CloudDDPError) else "",
-        )
+            yield runner, silent
 
 
 @contextlib.contextmanager

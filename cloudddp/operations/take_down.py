@@ -14,31 +14,47 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster import created_ids, teardown
 from cloudddp.cluster.created_ids import KnownIds
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.errors import CloudDDPError
+from cloudddp.errors import CloudDDPError, ProgressCallback
 from cloudddp.local_state import ClusterRecord
 from cloudddp.operations.reporter import Reporter
 from cloudddp.operations.session import Session
 
 
-def take_down(session: Session[Reporter], aws: AWS, cluster_id: str | None = None) -> DownReport:
-    """Remove the cluster, or that with this id. Raises Leftovers if that fails."""
+def take_down(session: Session[Reporter], aws: AWS) -> DownReport:
+    """Remove the caller's cluster of the configured name in this region. Raises Leftovers if that fails."""
+    name = session.settings.cluster.name
+    with _finishing(session) as progress:
+        report = teardown.down(
+            aws,
+            inventory.named(name),
+            progress=progress,
+            mine=session.account.ownership(aws).mine,
+            known=created_ids.combined(_own_journals(aws, name)),
+        )
+    _check(report)
+    # What AWS no longer lists, or never did.
+    teardown.forget(aws, {record.id for record in _records(aws, name)})
+    return report
+
+
+def take_down_id(session: Session[Reporter], aws: AWS, cluster_id: str) -> DownReport:
+    """Remove the cluster with this id. Raises Leftovers if that fails."""
+    with _finishing(session) as progress:
+        report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
+    _check(report)
+    return report
+
+
+@contextlib.contextmanager
+def _finishing(session: Session[Reporter]) -> Iterator[ProgressCallback]:
+    """Yield where progress is reported; Ctrl-C meanwhile says that the removal goes on."""
     with session.console.progress() as progress, signals.protected(lambda: progress(teardown.STILL_REMOVING)):
-        if cluster_id:
-            report = teardown.down(aws, inventory.with_id(cluster_id), progress=progress)
-        else:
-            where = inventory.named(session.settings.cluster.name)
-            report = teardown.down(
-                aws,
-                where,
-                progress=progress,
-                mine=session.account.ownership(aws).mine,
-                known=created_ids.combined(_own_journals(aws, session.settings.cluster.name)),
-            )
+        yield progress
+
+
+def _check(report: DownReport) -> None:
     if report.left or report.reasons:
         raise teardown.leftovers(report)
-    if not cluster_id:  # what AWS no longer lists, or never did
-        teardown.forget(aws, {record.id for record in _records(aws, session.settings.cluster.name)})
-    return report
 
 
 def _records(aws: AWS, name: str) -> list[ClusterRecord]:

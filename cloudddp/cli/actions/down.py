@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from cloudddp import local_state
 from cloudddp.aws import removal
@@ -24,10 +25,40 @@ from cloudddp.operations.account import is_elsewhere
 from cloudddp.operations.take_down import take_down
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Where a cluster of the name was looked for, and where it is."""
+
+    here: Search  # the region of this run
+    beyond: Search  # the other regions, where they had to be asked
+    live: Mapping[AWS, list[Cluster]]  # what `down` removes
+    elsewhere: Mapping[AWS, list[Cluster]]  # what it leaves, since another region was chosen
+
+
 def down(console: Console) -> None:
     session = start_session(console, tolerant_verb="down")
-    options, anyone = session.options, session.options.anyone
     name, aws = session.settings.cluster.name, session.account.aws(finishing=True)
+    found = _find(session, aws, name)
+    _confirm(session, found.live)
+    anyone, chosen = session.options.anyone, session.options.region
+    # Without nodes something may be left of an earlier cluster.
+    empty = not (found.live or chosen)
+    billed = region_search.with_addresses(found.beyond, name, anyone=anyone) if empty else []
+    places = dict.fromkeys([*found.live, *billed, *found.here.answers])
+    reports = {place.region: take_down(session, place) for place in places}
+    # In which this computer has created a cluster of that name that is not known to be gone.
+    recorded = region_search.recorded(aws, name) if found.live and not found.beyond.answers else []
+    ownership = session.account.ownership(aws)
+    _report(session, ownership, reports, [region for region in recorded if region != aws.region])
+    nothing = all(report.nothing for report in reports.values())
+    if nothing and found.here.answers:
+        _release_name(console, aws, name, ownership)
+    _report_other_regions(session, aws, found, nothing=nothing)
+
+
+def _find(session: Session, aws: AWS, name: str) -> _Found:
+    """Return where the cluster is. Raises Leftovers if it is in several regions, or AWS answers nowhere."""
+    account, anyone, chosen = session.account, session.options.anyone, session.options.region
     here = region_search.ask([aws])
     refused = next(iter(here.failed.values()), None)
     if isinstance(refused, CredentialsError) and refused.code not in REGION_REFUSED:
@@ -36,43 +67,18 @@ def down(console: Console) -> None:
     # Another one of the same name may run in another region if this computer did not create the one that is
     # here, or if the configuration is broken.
     known = {cluster.id for cluster in local_state.known_clusters()}
-    account = session.account
     unsure = account.broken or any(
         cluster.id not in known for clusters in live.values() for cluster in clusters
     )
-    everywhere = not live or (unsure and not options.region)
-    beyond = account.look_beyond(aws) if everywhere else Search()
+    beyond = account.look_beyond(aws) if not live or (unsure and not chosen) else Search()
     if refused is not None and not beyond.answers:
         raise _without_answer(aws, name, refused)
     elsewhere = beyond.own(name, anyone=anyone)
-    if not options.region:
-        if len(live | elsewhere) > 1:
-            raise _in_several(name, live | elsewhere)
-        live, elsewhere = live or elsewhere, {}
-    _confirm(session, live)
-    # Without nodes something may be left of an earlier cluster.
-    billed = [] if live or options.region else region_search.with_addresses(beyond, name, anyone=anyone)
-    reports = {
-        place.region: take_down(session, place) for place in dict.fromkeys([*live, *billed, *here.answers])
-    }
-    nothing = all(report.nothing for report in reports.values())
-    # In which this computer has created a cluster of that name that is not known to be gone.
-    recorded = region_search.recorded(aws, name) if live and not beyond.answers else []
-    ownership = session.account.ownership(aws)
-    _report(session, ownership, reports, [region for region in recorded if region != aws.region])
-    if nothing and here.answers:
-        _release_name(console, aws, name, ownership)
-    asked = here.merged(beyond)
-    if not options.region:
-        asked = region_search.without_not_enabled(asked, name)
-    for line in lifecycle.others(region_search.others(aws, asked, name)):
-        console.log(line)
-    if elsewhere:
-        raise is_elsewhere(name, aws, elsewhere, "down")
-    if asked.failed:
-        _report_unanswered(session, name, asked, found=bool(live))
-    if nothing:
-        console.print_text(lifecycle.nothing(name, asked.regions, asked.denied))
+    if chosen:
+        return _Found(here, beyond, live, elsewhere)
+    if len(live | elsewhere) > 1:
+        raise _in_several(name, live | elsewhere)
+    return _Found(here, beyond, live or elsewhere, {})
 
 
 def _confirm(session: Session, live: Mapping[AWS, list[Cluster]]) -> None:
@@ -134,16 +140,26 @@ def _in_several(name: str, places: Mapping[AWS, Sequence[Cluster]]) -> Leftovers
     )
 
 
-def _report_unanswered(session: Session, name: str, asked: Search, *, found: bool) -> None:
-    """Report regions that were not asked. Raises Leftovers, unless one was chosen or the cluster found."""
-    text = f"a cluster {name!r} may run where AWS could not be asked: {asked.unanswered()}"
-    if session.options.region or found:
-        session.console.warn(text)
-        return
-    raise Leftovers(
-        f"{text}. There is none in {region_list(asked.regions)}",
-        hint="repeat `cloudddp down`; to look in one region only: `cloudddp down --region REGION`",
-    )
+def _report_other_regions(session: Session, aws: AWS, found: _Found, *, nothing: bool) -> None:
+    """Report what other regions have or did not answer. Raises Leftovers if the cluster may be there."""
+    console, name = session.console, session.settings.cluster.name
+    asked = found.here.merged(found.beyond)
+    if not session.options.region:
+        asked = region_search.without_not_enabled(asked, name)
+    for line in lifecycle.others(region_search.others(aws, asked, name)):
+        console.log(line)
+    if found.elsewhere:
+        raise is_elsewhere(name, aws, found.elsewhere, "down")
+    if asked.failed:
+        text = f"a cluster {name!r} may run where AWS could not be asked: {asked.unanswered()}"
+        if not (session.options.region or found.live):
+            raise Leftovers(
+                f"{text}. There is none in {region_list(asked.regions)}",
+                hint="repeat `cloudddp down`; to look in one region only: `cloudddp down --region REGION`",
+            )
+        console.warn(text)
+    if nothing:
+        console.print_text(lifecycle.nothing(name, asked.regions, asked.denied))
 
 
 def _without_answer(aws: AWS, name: str, error: CloudDDPError) -> CloudDDPError:

@@ -19,7 +19,7 @@ from cloudddp.cli.session import start_session
 from cloudddp.cluster.connect import PROJECT
 from cloudddp.formats import table
 from cloudddp.job.follow.lines import LineSplitter
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import connected, reachable
 from cloudddp.ssh import fleet
 from cloudddp.ssh.running import CHUNK, CommandSpec
 from cloudddp.text import node_list, without_colours
@@ -31,7 +31,8 @@ _END_SECONDS = 20.0  # for a command to end after Ctrl-C
 def exec_(console: Console, *, node: Collection[int], command: Sequence[str]) -> int:
     session = start_session(console)
     text = command[0] if len(command) == 1 else shlex.join(command)
-    with connected(session, partly=bool(node), needed=node or None) as (cluster, runner):
+    connections = reachable(session, required=node) if node else connected(session)
+    with connections as (cluster, runner):
         for rank in node:
             cluster.require_node(rank)
         ranks = sorted(set(node) or cluster.nodes)

@@ -19,7 +19,7 @@ from cloudddp.cluster.prices import Cost
 from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.formats import duration, format_time, plural
 from cloudddp.local_state import ClusterFolder
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import reachable
 from cloudddp.tags import iso
 from cloudddp.text import node_list
 
@@ -30,7 +30,7 @@ def extend(console: Console, *, hours: float | None, until: str | None, max_cost
         raise UsageError("give one new deadline", hint=hint)
     time = None if until is None else parse_until(until, datetime.now())
     session = start_session(console)
-    with connected(session, partly=True, needed=()) as (cluster, runner):
+    with reachable(session, required=()) as (cluster, runner):
         before = extending.timers(runner).values
         limits = _limits(session, cluster, before.values())
         new = extending.new_deadline(limits, hours=hours, until=time, usd=max_cost)

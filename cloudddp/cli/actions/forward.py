@@ -19,7 +19,7 @@ from cloudddp.cluster.connect import PROJECT
 from cloudddp.errors import CloudDDPError, NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job import tensorboard as boards
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import connected, reachable
 from cloudddp.ssh.connection import LOOPBACK, Connection
 from cloudddp.ssh.forward import Forward
 from cloudddp.text import one_line, reason_of
@@ -89,7 +89,7 @@ def tensorboard(console: Console, *, job_id: str | None, browse: bool) -> None:
     one = Forward()
     session = start_session(console)
     job = session.settings.job
-    with connected(session, partly=True, needed=[]) as (cluster, runner), _until_interrupted(console):
+    with reachable(session, required=()) as (cluster, runner), _until_interrupted(console):
         record = status.find_job(runner, job_id)
         node = min(runner.nodes) if record.rank_zero is None else record.rank_zero
         runner.leave_out([other for other in runner.nodes if other != node])  # they may be idle, and end

@@ -11,13 +11,13 @@ from cloudddp.errors import NodeError
 from cloudddp.job import cancel as cancelling
 from cloudddp.job import status
 from cloudddp.job.results import new_files
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import reachable
 from cloudddp.operations.results_on_nodes import report_held
 
 
 def jobs(console: Console, *, as_json: bool) -> None:
     session = start_session(console)
-    with connected(session, partly=True, listing=True) as (cluster, runner):
+    with reachable(session, listing=True) as (cluster, runner):
         silent: dict[int, NodeError] = {}
         known = status.list_jobs(runner, silent=silent)
         if as_json:
@@ -36,7 +36,7 @@ def jobs(console: Console, *, as_json: bool) -> None:
 
 def cancel(console: Console, *, job_id: str | None) -> None:
     session = start_session(console)
-    with connected(session, partly=True) as (_, runner):
+    with reachable(session) as (_, runner):
         record = status.find_job(runner, job_id)
         done = cancelling.cancel(runner, record.id, grace=session.settings.job.stop_grace)
         how = f" ({record.status})" if record.status.ended else ""  # or it has ended since it was listed

@@ -27,7 +27,7 @@ from cloudddp.job.follow.stream import LogSelection, SetupLogs
 from cloudddp.job.follow.verdict import JobResult
 from cloudddp.job.status import JobRecord
 from cloudddp.operations import deadlines
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import reachable
 from cloudddp.text import node_list
 
 MOST_TAIL = 1_000_000  # lines of each rank
@@ -95,7 +95,7 @@ def logs(
         )
         raise UsageError("with -f, --tail and --grep exclude each other", hint=hint)
     session = start_session(console)
-    with connected(session, partly=True) as (cluster, runner):
+    with reachable(session) as (cluster, runner):
         record = status.find_job(runner, job_id)
         _check_selected(wanted, record, cluster)
         show = _printer(console, wanted)

@@ -21,7 +21,7 @@ from cloudddp.job import launch_record, project_files, status
 from cloudddp.job.results import new_files, safe_names
 from cloudddp.job.results import pull as pulling
 from cloudddp.job.results.new_files import names_of
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import reachable
 from cloudddp.operations.results import (
     PROJECT_ROOT,
     JobResults,
@@ -76,8 +76,8 @@ def _check_whole(to: Path, root: Path) -> None:
 def _pull(console: Console, session: Session, wanted: PullRequest, job_id: str | None) -> None:
     """Copy results from the nodes."""
     job, paths = session.settings.job, wanted.paths
-    needed = None if wanted.all_nodes else [wanted.node] if wanted.node is not None else []
-    with connected(session, partly=True, needed=needed) as (cluster, runner):
+    required = None if wanted.all_nodes else [wanted.node] if wanted.node is not None else []
+    with reachable(session, required=required) as (cluster, runner):
         known = status.list_jobs(runner)
         ran = [one for one in known if not one.setup]
         record = status.find(known if job_id is not None else ran or known, job_id)

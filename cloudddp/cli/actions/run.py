@@ -43,7 +43,7 @@ from cloudddp.job.results import pull
 from cloudddp.local_state import ClusterFolder
 from cloudddp.operations import process_nodes
 from cloudddp.operations.continuation import continue_job
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import connected, reachable
 from cloudddp.operations.results import Unpulled, collect
 from cloudddp.operations.start_job import (
     Detached,
@@ -54,7 +54,7 @@ from cloudddp.operations.start_job import (
     send_files,
     start_and_follow,
 )
-from cloudddp.operations.take_down import take_down
+from cloudddp.operations.take_down import take_down_id
 from cloudddp.text import node_list, one_line
 
 _TO_REPEAT = timedelta(minutes=5)
@@ -234,7 +234,7 @@ def _collect_rest(session: Session, cleanup: _Cleanup) -> None:
     cleanup.finished, cleanup.job, cleanup.left = None, newest, _UNCHECKED
     with (
         contextlib.suppress(CloudDDPError),
-        connected(session, partly=True, needed=()) as (cleanup.cluster, runner),
+        reachable(session, required=()) as (cleanup.cluster, runner),
     ):
         _collect(session, runner, cleanup.cluster, newest, cleanup)
 
@@ -258,7 +258,7 @@ def _end(session: Session, cluster: Cluster, cleanup: _Cleanup) -> None:
             if cleanup.stays:
                 _leave_failed(console, cluster, cleanup)
                 return
-            report = take_down(session, session.account.aws(finishing=True), cluster.id)
+            report = take_down_id(session, session.account.aws(finishing=True), cluster.id)
         except Leftovers:
             raise
         except Exception as error:  # also a bug: the message must name the nodes that may still be running

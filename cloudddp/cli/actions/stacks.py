@@ -13,7 +13,7 @@ from cloudddp.job import status
 from cloudddp.job.failure_text import exited_text
 from cloudddp.job.py_spy import analyzed_dumps, gather_stacks
 from cloudddp.job.status import JobRecord
-from cloudddp.operations.node_connections import connected
+from cloudddp.operations.node_connections import reachable
 from cloudddp.text import one_line
 
 LONGEST_LINE = 300  # characters
@@ -22,7 +22,7 @@ _POSITION = ("function", "file", "line", "inside", "error")  # keys, and fields 
 
 def stacks(console: Console, *, job_id: str | None, as_json: bool) -> None:
     session = start_session(console)
-    with connected(session, partly=True) as (cluster, runner):
+    with reachable(session) as (cluster, runner):
         record = status.find_job(runner, job_id)
         if record.setup:
             raise _nothing(record)

@@ -45,7 +45,7 @@ from cloudddp.errors import (
     q,
 )
 from cloudddp.operations.node_connections import connected
-from cloudddp.operations.take_down import take_down
+from cloudddp.operations.take_down import take_down_id
 from cloudddp.ssh.running import CommandSpec
 
 _CHEAP = (
@@ -187,7 +187,7 @@ class Trial:
                 with self._phase("down"):
                     session.account.region = self.cluster.region
                     aws = session.account.aws(finishing=True)
-                    report = take_down(session, aws, self.cluster.id)
+                    report = take_down_id(session, aws, self.cluster.id)
                 shown = lifecycle.down(report, self.cluster.name, simulated=session.options.sim)
                 session.console.log(shown)
 
