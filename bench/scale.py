@@ -27,7 +27,7 @@ from bench import traffic
 from bench.cluster import DIRECT
 from bench.harness import Options, rows_inside, script, simulator, start
 from bench.tables import BENCHMARKS, conditions, load, table, write_between
-from cloudddp.config.spec import MAX_NODES
+from cloudddp.config.cluster_spec import MAX_NODES
 
 NODES = (1, 2, 4, 8, 16, 32, 64)
 API_NODES = min(256, MAX_NODES)  # without hosts

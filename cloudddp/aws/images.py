@@ -11,7 +11,7 @@ from msgspec import field
 from cloudddp.aws.answers import Answer, Count, Id
 from cloudddp.aws.client import AWS
 from cloudddp.aws.instance_types import TypeInfo
-from cloudddp.config.spec import ClusterSpec, Machine
+from cloudddp.config.cluster_spec import ClusterSpec, Machine
 from cloudddp.errors import AWSError, UsageError
 from cloudddp.text import one_line
 

@@ -17,8 +17,8 @@ from msgspec import field
 
 from cloudddp.aws.answers import Answer, Count, Id
 from cloudddp.aws.client import AWS
+from cloudddp.config.cluster_spec import ClusterSpec, Placement
 from cloudddp.config.schema import nearest
-from cloudddp.config.spec import ClusterSpec, Placement
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.text import one_line
 

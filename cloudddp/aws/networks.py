@@ -14,7 +14,7 @@ from cloudddp.aws import internet_access
 from cloudddp.aws.answers import Answer, Count, Id, Tagged
 from cloudddp.aws.client import AWS
 from cloudddp.aws.internet_access import PublicAccessBlock, RouteTable, public_access_block, table_of
-from cloudddp.config.spec import Placement
+from cloudddp.config.cluster_spec import Placement
 from cloudddp.errors import CloudDDPError, UsageError, q
 from cloudddp.text import one_line, some
 

@@ -20,7 +20,8 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.offers import Offer
 from cloudddp.cluster.plan import Plan, lifetime
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec, Placement, seconds_of
+from cloudddp.config.cluster_spec import ClusterSpec, Placement
+from cloudddp.config.values import seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, Interrupted, ProgressCallback, UsageError
 from cloudddp.formats import format_time
 

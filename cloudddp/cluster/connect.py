@@ -20,8 +20,8 @@ from cloudddp.cluster import host_keys, ssh_hosts
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import settings, timing
 from cloudddp.config.checks import expand_proxy_command
+from cloudddp.config.cluster_spec import Access, ClusterSpec, connection_mode
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import Access, ClusterSpec, connection_mode
 from cloudddp.errors import (
     CloudDDPError,
     ConnectError,

@@ -37,7 +37,7 @@ from cloudddp.cluster.preconditions import (
 from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import Ref
 from cloudddp.cluster.user_data import new_identity
-from cloudddp.config.spec import Access, ClusterSpec, Lifetime, Machine, Placement
+from cloudddp.config.cluster_spec import Access, ClusterSpec, Lifetime, Machine, Placement
 from cloudddp.errors import AWSError, CloudDDPError
 from cloudddp.files import state_home
 from cloudddp.text import one_line, reason_of

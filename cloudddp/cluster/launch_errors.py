@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cloudddp.config.spec import Placement
+from cloudddp.config.cluster_spec import Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message
 
 

@@ -18,7 +18,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.requests import Request, tag_specifications
 from cloudddp.config import timing
-from cloudddp.config.spec import Placement
+from cloudddp.config.cluster_spec import Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message, ProgressCallback
 from cloudddp.formats import plural
 

@@ -30,7 +30,7 @@ from cloudddp.cluster.requests import (
 )
 from cloudddp.cluster.user_data import Identity, new_identity
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec, Machine, Placement, connection_mode
+from cloudddp.config.cluster_spec import ClusterSpec, Machine, Placement, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
 
 _ROUNDING = 0.001  # USD

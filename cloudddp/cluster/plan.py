@@ -29,7 +29,7 @@ from cloudddp.cluster.requests import (
     tag_specifications,
 )
 from cloudddp.cluster.user_data import Identity, user_data
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.tags import TAG_EXPIRES, TAG_NODE_RANK, iso
 

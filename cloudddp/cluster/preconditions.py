@@ -21,7 +21,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.launch_errors import Next, next_step
 from cloudddp.cluster.requests import Ref, Request
-from cloudddp.config.spec import ClusterSpec, Machine, Placement
+from cloudddp.config.cluster_spec import ClusterSpec, Machine, Placement
 from cloudddp.errors import AWSError, CloudDDPError, Message, UsageError
 
 # Not in the dry run: what `up` has yet to create, and what no permission depends on.

@@ -32,7 +32,8 @@ from cloudddp.cluster.requests import is_spot, on_demand
 from cloudddp.cluster.user_data import Identity, plan_command, user_data
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec, seconds_of
+from cloudddp.config.cluster_spec import ClusterSpec
+from cloudddp.config.values import seconds_of
 from cloudddp.errors import CloudDDPError, Interrupted, Leftovers, ProgressCallback
 from cloudddp.formats import format_time
 from cloudddp.local_state import USUAL_USER, ClusterFolder

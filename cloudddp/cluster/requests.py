@@ -26,7 +26,7 @@ from cloudddp.aws.instance_types import MAX_TCP_TIMEOUT, TypeInfo
 from cloudddp.aws.networks import Subnet
 from cloudddp.aws.reservations import Reservation
 from cloudddp.cluster.prices import iops_of
-from cloudddp.config.spec import Access, ClusterSpec, Machine, Placement, connection_mode
+from cloudddp.config.cluster_spec import Access, ClusterSpec, Machine, Placement, connection_mode
 from cloudddp.errors import UsageError
 
 

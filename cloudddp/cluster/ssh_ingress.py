@@ -11,7 +11,7 @@ from cloudddp.cluster import lookup
 from cloudddp.cluster.connect import remembered, ssh_sources
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.plan import CALLER_RULE, ssh_rule
-from cloudddp.config.spec import Access, ClusterSpec, connection_mode
+from cloudddp.config.cluster_spec import Access, ClusterSpec, connection_mode
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.local_state import ClusterFolder
 

@@ -17,7 +17,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.aws.offerings import Block
 from cloudddp.cluster import offers
 from cloudddp.cluster.node_addresses import in_parallel
-from cloudddp.config.spec import ClusterSpec, Placement
+from cloudddp.config.cluster_spec import ClusterSpec, Placement
 from cloudddp.errors import CloudDDPError
 
 T = TypeVar("T")

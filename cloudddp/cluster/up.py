@@ -29,7 +29,7 @@ from cloudddp.cluster.teardown import STILL_REMOVING, down, leftovers
 from cloudddp.cluster.user_data import new_identity
 from cloudddp.cluster.wait_ready import check_intact, make_ready, wait_running
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec, Placement
+from cloudddp.config.cluster_spec import ClusterSpec, Placement
 from cloudddp.errors import (
     AWSError,
     CloudDDPError,

@@ -21,7 +21,7 @@ from cloudddp.cluster.lookup import refresh
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.preconditions import hint_of_end
 from cloudddp.config import timing
-from cloudddp.config.spec import Access, ClusterSpec, Placement, connection_mode
+from cloudddp.config.cluster_spec import Access, ClusterSpec, Placement, connection_mode
 from cloudddp.errors import (
     AWSError,
     CloudDDPError,

@@ -11,18 +11,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cloudddp.config import gpus
+from cloudddp.config.cluster_spec import MAX_WAIT, Access
 from cloudddp.config.package_inputs import LOCK, PROJECT
-from cloudddp.config.spec import (
-    DATA,
-    MAX_WAIT,
-    RESULTS,
-    Access,
-    Config,
-    DataSpec,
-    JobSpec,
-    SharedSpec,
-    seconds_of,
-)
+from cloudddp.config.spec import DATA, RESULTS, Config, DataSpec, JobSpec, SharedSpec
+from cloudddp.config.values import seconds_of
 from cloudddp.tags import MOST, extra_tag_problem
 
 Problem = tuple[str, str]

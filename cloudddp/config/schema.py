@@ -17,7 +17,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from msgspec import Meta
 
-from cloudddp.config.spec import ClusterSpec, DataSpec, JobSpec, SetupSpec, SharedSpec, SyncSpec
+from cloudddp.config.cluster_spec import ClusterSpec
+from cloudddp.config.spec import DataSpec, JobSpec, SetupSpec, SharedSpec, SyncSpec
 
 SECTIONS: dict[str, type[Any]] = {
     "cluster": ClusterSpec,

@@ -18,9 +18,11 @@ from typing import Any, NoReturn, get_args, get_origin
 import msgspec
 
 from cloudddp.config import checks
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.config.command_line import Flag
 from cloudddp.config.schema import LISTS, SECTIONS, allowed, fields, nearest, unwrap
-from cloudddp.config.spec import DATA, ClusterSpec, Config, JobSpec, SetupSpec, SyncSpec, why_not
+from cloudddp.config.spec import DATA, Config, JobSpec, SetupSpec, SyncSpec
+from cloudddp.config.values import why_not
 from cloudddp.errors import Message, UsageError
 from cloudddp.text import one_line
 

@@ -18,7 +18,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cluster import connect, lookup
 from cloudddp.cluster.model import Cluster
 from cloudddp.config import timing
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, NodeError
 from cloudddp.job import status
 from cloudddp.job.status import JobRecord

@@ -12,8 +12,8 @@ from cloudddp.cluster import lookup, region_search
 from cloudddp.cluster.lookup import Ownership
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.region_search import Search
+from cloudddp.config.cluster_spec import Placement
 from cloudddp.config.command_line import GlobalOptions
-from cloudddp.config.spec import Placement
 from cloudddp.errors import CloudDDPError, Message, q
 from cloudddp.operations.reporter import Reporter
 

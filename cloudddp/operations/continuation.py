@@ -19,7 +19,8 @@ from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
 from cloudddp.config import timing
 from cloudddp.config.command_line import Flag
-from cloudddp.config.spec import Config, seconds_of
+from cloudddp.config.spec import Config
+from cloudddp.config.values import seconds_of
 from cloudddp.errors import AWSError, CloudDDPError, NodeError, UsageError, q
 from cloudddp.formats import plural
 from cloudddp.job import launch, launch_record, poweroff, status

@@ -11,7 +11,7 @@ from support.harness import running_instances
 from cloudddp.aws import instance_types
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.requests import ORDINARY, choose_interfaces, wants_placement_group
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.simulator.aws import rehearse
 
 TYPE = "p4d.24xlarge"

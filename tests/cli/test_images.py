@@ -14,7 +14,7 @@ from support.simlab import client_of
 
 from cloudddp.aws import images, instance_types
 from cloudddp.aws.client import AWS
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import UsageError
 
 AMAZON_LINUX = (

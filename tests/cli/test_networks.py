@@ -16,7 +16,7 @@ from support.networks import Vpc
 
 from cloudddp.aws.client import AWS
 from cloudddp.aws.networks import candidates
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import UsageError
 
 CREATING = ("RunInstances", "CreateSecurityGroup", "ImportKeyPair")

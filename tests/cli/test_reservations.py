@@ -14,7 +14,7 @@ from support.harness import finished, interrupt, running_instances, wait_for
 from support.teardown_account import Account
 
 from cloudddp.cluster import offers
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 
 TYPE, ZONE = "p4d.24xlarge", "us-east-1b"

@@ -159,7 +159,7 @@ def test_number_of_aws_calls_is_independent_of_nodes(tmp_path: Any) -> None:
     from cloudddp.cli.actions.rehearsal import PrintingRunner
     from cloudddp.cluster import up
     from cloudddp.cluster.connect import Reach
-    from cloudddp.config.spec import ClusterSpec
+    from cloudddp.config.cluster_spec import ClusterSpec
     from cloudddp.simulator.aws import rehearse
 
     counts = {}

@@ -19,7 +19,7 @@ from cloudddp.cli.actions.rehearsal import PrintingRunner
 from cloudddp.cluster import teardown, up
 from cloudddp.cluster.connect import Reach
 from cloudddp.cluster.teardown import DownReport
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 from cloudddp.local_state import ClusterFolder, ClusterRecord
 from cloudddp.simulator import control

@@ -15,8 +15,8 @@ from cloudddp.cli.commands.jobs import run
 from cloudddp.cli.lazy_commands import SettingOption
 from cloudddp.cluster import offers, prices
 from cloudddp.config import gpus, settings
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.config.settings import Layer
-from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import CloudDDPError, UsageError
 from cloudddp.simulator.aws import CONDITIONS, rehearse
 from cloudddp.simulator.ec2 import catalog

@@ -18,7 +18,7 @@ from cloudddp.cluster.costs import ClusterCost, collect
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import lifetime
 from cloudddp.cluster.prices import Cost, Price
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import UsageError
 from cloudddp.formats import region_list
 from cloudddp.local_state import ClusterFolder, ClusterRecord, history

@@ -26,7 +26,7 @@ from cloudddp.aws.client import AWS
 from cloudddp.cli.actions.rehearsal import PrintingRunner
 from cloudddp.cluster import up
 from cloudddp.cluster.connect import Reach
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.simulator.aws import rehearse
 
 FOLDER = Path(__file__).resolve().parents[1] / "golden/requests"

@@ -17,7 +17,7 @@ from cloudddp.cluster.requests import (
     interface_parameters,
     needs_elastic_ip,
 )
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import UsageError
 from cloudddp.simulator.aws import rehearse
 

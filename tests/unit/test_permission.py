@@ -9,7 +9,7 @@ import pytest
 from cloudddp.aws.denials import Denial, completed, read
 from cloudddp.cluster.preconditions import check_settings, dry_run_parameters, hint_of_end
 from cloudddp.cluster.requests import Ref
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import UsageError
 
 GROUP, CLIENT = Ref("security-group", "GroupId"), "Client.InternalError"

@@ -32,7 +32,7 @@ from cloudddp.cluster.user_data import (
     TIMER,
     Identity,
 )
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import CloudDDPError
 from cloudddp.files import payload_text
 from cloudddp.simulator.guest.cloud_init import shellify

@@ -11,7 +11,7 @@ from support.harness import wait_for
 from support.sshserver import Site, refusal
 
 from cloudddp.config.checks import connection, expand_proxy_command
-from cloudddp.config.spec import ClusterSpec, connection_mode
+from cloudddp.config.cluster_spec import ClusterSpec, connection_mode
 from cloudddp.errors import ConnectError
 from cloudddp.ssh.connection import Connection
 from cloudddp.ssh.routes.command import ProxyCommand

@@ -26,7 +26,8 @@ from cloudddp.agent.protocol.progress import Straggler, ToleratedStall
 from cloudddp.agent.protocol.readings import GpuReading, RankReading, Reading
 from cloudddp.agent.protocol.results import Masked
 from cloudddp.config import packages
-from cloudddp.config.spec import ClusterSpec, Config, JobSpec, SetupSpec, SharedSpec
+from cloudddp.config.cluster_spec import ClusterSpec
+from cloudddp.config.spec import Config, JobSpec, SetupSpec, SharedSpec
 from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
 from cloudddp.job.report import chart, page, series
 from cloudddp.job.report.page import Evidence

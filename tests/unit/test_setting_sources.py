@@ -12,7 +12,8 @@ from hypothesis import settings as limits
 from hypothesis import strategies as st
 
 from cloudddp.agent import protocol
-from cloudddp.config import schema, settings, spec, timing, tolerant
+from cloudddp.config import schema, settings, timing, tolerant
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.config.command_line import MAX_ENV_FILE, parse_env_file, read_env_file, variable_flags
 from cloudddp.config.settings import Layer
 from cloudddp.errors import UsageError
@@ -33,7 +34,7 @@ def test_source_with_the_highest_precedence_wins() -> None:
     )
     chosen = settings.resolve([flag, *environment, file, user]).cluster
     assert (chosen.nodes, chosen.disk_gb, chosen.zones, chosen.user) == (5, 400, ("us-east-1c",), "ec2-user")
-    assert chosen.instance_type == spec.ClusterSpec().instance_type
+    assert chosen.instance_type == ClusterSpec().instance_type
 
 
 def test_bad_value_is_refused_even_if_overridden() -> None:

@@ -14,7 +14,7 @@ from cloudddp.agent.protocol.machine import ProbeReply
 from cloudddp.aws import removal
 from cloudddp.aws.client import AWS
 from cloudddp.cluster.wait_ready import missing_gpus, ready_minutes
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.tags import Tags
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from cloudddp import local_state
 from cloudddp.cli.console import Console
 from cloudddp.config import project, settings
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.config.command_line import Flag
 from cloudddp.config.project import CONFIG_NAME
 from cloudddp.config.schema import example_name, toml_value
-from cloudddp.config.spec import ClusterSpec
 from cloudddp.errors import UsageError, q
 from cloudddp.files import EXAMPLES, payload_example, resolved
 from cloudddp.job import file_listing, project_scan

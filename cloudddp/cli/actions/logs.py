@@ -20,7 +20,7 @@ from cloudddp.cli.console import Console
 from cloudddp.cli.session import Session, start_session
 from cloudddp.cli.views.jobs import stalled
 from cloudddp.cluster.model import Cluster
-from cloudddp.config.spec import seconds_of
+from cloudddp.config.values import seconds_of
 from cloudddp.errors import NodeError, UsageError, q
 from cloudddp.job import status
 from cloudddp.job.follow.stream import LogSelection, SetupLogs

@@ -35,7 +35,8 @@ from cloudddp.cluster import up as creating
 from cloudddp.cluster.connect import Meanwhile, Reach, ssh_sources
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.plan import Plan
-from cloudddp.config.spec import ClusterSpec, Config
+from cloudddp.config.cluster_spec import ClusterSpec
+from cloudddp.config.spec import Config
 from cloudddp.errors import CloudDDPError, Excluded
 from cloudddp.job import launch as starting
 from cloudddp.job import project_files, ranks

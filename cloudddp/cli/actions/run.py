@@ -23,7 +23,7 @@ from cloudddp.cluster import connect, nodes_end, region_search, teardown
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.nodes_end import deadline
 from cloudddp.cluster.plan import Plan
-from cloudddp.config.spec import ClusterSpec
+from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.errors import (
     CloudDDPError,
     Interrupted,

@@ -32,8 +32,8 @@ from cloudddp.cluster import offers
 from cloudddp.cluster.doctor import Check, ChecksFailed
 from cloudddp.cluster.model import Cluster
 from cloudddp.cluster.wait_ready import ready_minutes
+from cloudddp.config.cluster_spec import connection_mode
 from cloudddp.config.command_line import Flag
-from cloudddp.config.spec import connection_mode
 from cloudddp.errors import (
     CloudDDPError,
     Interrupted,

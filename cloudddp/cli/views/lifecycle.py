@@ -17,7 +17,7 @@ from cloudddp.cluster.prices import Price
 from cloudddp.cluster.requests import efa_devices, is_spot
 from cloudddp.cluster.teardown import DownReport
 from cloudddp.cluster.up import UpResult
-from cloudddp.config.spec import Access, ClusterSpec, Placement, connection_mode
+from cloudddp.config.cluster_spec import Access, ClusterSpec, Placement, connection_mode
 from cloudddp.errors import Message, q
 from cloudddp.formats import dollars, duration, format_time, plural
 
