@@ -41,13 +41,11 @@ class Target:
 # These modules use `is` for None and for members of enumerations only, and both are equal only to themselves:
 # with `==` the program stays the same.
 EQUIVALENT = frozenset(("core/ReplaceComparisonOperator_Is_Eq", "core/ReplaceComparisonOperator_IsNot_NotEq"))
-_FOLLOW = tuple(
-    f"tests/unit/test_follow_{part}.py" for part in ("decide", "liveness", "silence", "state", "verdict")
-)
+_FOLLOW = tuple(f"tests/unit/test_follow_{part}.py" for part in ("decide", "state", "verdict"))
 TARGETS = (
     Target(
         "cloudddp/cluster/plan.py",
-        tuple(f"tests/unit/test_{name}.py" for name in ("plan", "lifetime_and_price", "golden_requests")),
+        tuple(f"tests/unit/test_{name}.py" for name in ("plan", "costs", "golden_requests")),
     ),
     Target("cloudddp/job/follow/decide.py", _FOLLOW),
     Target("cloudddp/job/follow/verdict.py", _FOLLOW),

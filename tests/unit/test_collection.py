@@ -14,6 +14,8 @@ from support import simulators, tiers
 from support.harness import ROOT, TIMEOUT, clean_environment, wait_for
 from support.processes import Process
 
+from bench import mutants
+
 
 def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = {"nowhere": "", "unit/test_ranks.py::test_none": ""}
@@ -86,6 +88,11 @@ def test_names_of_tests_in_documents_exist() -> None:
     }
     assert len(named) > 50
     assert {one for one in named if one[1] not in existing} == set()
+
+
+def test_modules_and_tests_of_the_mutation_check_exist() -> None:
+    named = {name for target in mutants.TARGETS for name in (target.module, *target.tests)}
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
 def test_each_behaviour_of_the_trainer_names_its_test() -> None:
