@@ -203,6 +203,11 @@ def test_ranks_of_a_success_are_all_or_unknown() -> None:
     events = [update(node, "succeeded", rank(node, 0), verdict=end) for node in (0, 1)]
     assert result([*events, *FINISHED]).ranks == 2
     assert result([events[0], *FINISHED]).ranks is None
+    # The last state that a lost node sent has fewer ranks than it started, or not how many it started.
+    for number, expected in ((4, 6), (None, 3)):
+        old = update(1, "running", rank(1), expected=number)
+        two = update(0, "succeeded", rank(0, 0), rank(2, 0), verdict=end)
+        assert result([two, old, NodeFinished(0), LOST]).ranks == expected
 
 
 def test_silent_and_lost_nodes_may_have_ended() -> None:
