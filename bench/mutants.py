@@ -50,7 +50,10 @@ TARGETS = (
     Target("cloudddp/job/follow/decide.py", _FOLLOW),
     Target("cloudddp/job/follow/verdict.py", _FOLLOW),
     Target("cloudddp/job/outcome.py", ("tests/unit/test_outcome.py", *_FOLLOW)),
-    Target("cloudddp/job/failure_text.py", ("tests/unit/test_outcome.py", *_FOLLOW)),
+    Target(
+        "cloudddp/job/failure_text.py",
+        ("tests/unit/test_outcome.py", "tests/unit/test_failure_advice.py", *_FOLLOW),
+    ),
     Target(
         "cloudddp/cluster/teardown.py",
         ("tests/unit/test_leftovers.py", "tests/cli/test_teardown_files.py", "tests/cli/test_teardown.py"),

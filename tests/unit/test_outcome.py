@@ -108,6 +108,11 @@ CODE = f"{RANK} exited with code 1"
             after(Exited(0, 0, 0.2, 2)),
             f"{CODE}; {ZERO} and 2 other ranks had exited with code 0 0.2 s before",
         ),
+        (
+            after(Exited(0, 0, 59.9, 1)),
+            f"{CODE}; {ZERO} and 1 other rank had exited with code 0 59.9 s before",
+        ),
+        (after(Exited(0, 0, 60.0)), f"{CODE}; {ZERO} had exited with code 0 1 min before"),
         (Failure(1, Cause.MEMORY, 2, 137, 9), f"{RANK} {MEMORY}"),
         (Failure(1, Cause.MEMORY, None, 137, 9), f"{LAUNCHER} on node 1 {MEMORY}"),
         (Failure(0, Cause.DISK, 0, 1), f"{ZERO} failed with code 1: no space is left on a disk of node 0"),
@@ -137,6 +142,14 @@ def test_first_failure_in_words(failure: Failure, words: str) -> None:
     found = failure_text.sentence(failure)
     assert found.startswith(words)
     assert found.isprintable()
+
+
+def test_ranks_that_have_exited_in_words() -> None:
+    first, second = (outcome.ExitedRank(rank, rank - 1, 86_400.0 + rank) for rank in (2, 1))
+    assert failure_text.exited_text([]) == ""
+    assert failure_text.exited_text([first]) == "rank 2 exited with 0 at 00:00:02 UTC"
+    both = "ranks 1 and 2 exited with 0, rank 2 at 00:00:02 UTC as the first"
+    assert failure_text.exited_text([first, second]) == both
 
 
 # Its detail names nodes.
