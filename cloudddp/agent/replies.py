@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from cloudddp.agent.program import agent_id
 from cloudddp.agent.protocol import ExitCode, transfer
 from cloudddp.agent.protocol.codec import MAX_REPLY, ProtocolError
-from cloudddp.agent.protocol.frames import MAX_STATE, RECORDS, End, Frame, Heartbeat, read_log
+from cloudddp.agent.protocol.frames import LIMITS, RECORDS, End, Frame, Heartbeat, read_log
 from cloudddp.agent.protocol.jobs import MAX_RANKS
 from cloudddp.agent.protocol.phases import VersionConflict
 from cloudddp.agent.protocol.transfer import UNSEALED
@@ -110,7 +110,7 @@ class FrameDecoder:
     """Splits a byte stream into frames. It never holds more than one frame and the bytes just fed."""
 
     def __init__(self) -> None:
-        self._frames = transfer.Frames(UNSEALED)
+        self._frames = transfer.Frames(UNSEALED, LIMITS)
         self._ranks: set[int] = set()
 
     def feed(self, data: bytes) -> Iterator[Frame]:
@@ -130,9 +130,7 @@ class FrameDecoder:
                 raise ProtocolError(f"it has logs of more than {MAX_RANKS} ranks")
             return log
         if found.kind in RECORDS:
-            return decode(found.body, RECORDS[found.kind], limit=MAX_STATE)
+            return decode(found.body, RECORDS[found.kind])
         if found.kind == transfer.HEARTBEAT:
             return Heartbeat()
-        if found.kind == transfer.ENDED:
-            return End()
-        raise ProtocolError("it has a frame of another step")
+        return End()

@@ -88,9 +88,11 @@ class AgentSession:
                 raise ProtocolError("its process has ended without an answer")
             return Result(code, *(bytes(one.data) for one in kept))
         finally:
-            if not can_go_on:
-                self._end()
-            self._lock.release()
+            try:
+                if not can_go_on:
+                    self._end()
+            finally:  # Ctrl-C may come while it ends
+                self._lock.release()
 
     def _start(self, idle: IdleTimer) -> RunningCommand:
         """Return the process. What one has written while no step ran is no answer."""

@@ -52,11 +52,12 @@ def cancel(runner: Runner, job_id: str, *, grace: float) -> Cancelled:
         training=TrainingStatus.from_replies(reply.training for reply in replies.values()),
         started=any(reply.started for reply in replies.values() if reply.phase is not None),
     )
-    going_on = ((node, reply.phase) for node, reply in replies.items() if reply.phase)
-    for node, phase in ((node, phase) for node, phase in going_on if not (done.text or phase.ended)):
+    phases = ((node, reply.phase) for node, reply in replies.items())
+    going_on = {node: phase.value for node, phase in phases if phase is not None and not phase.ended}
+    if going_on and not done.text:
+        node, phase = next(iter(going_on.items()))
         raise NodeError(
-            f"job {job_id}: nothing of it was stopped, and node {node} reports it as {phase.value}",
-            hint=again,
+            f"job {job_id}: nothing of it was stopped, and node {node} reports it as {phase}", hint=again
         )
     return done
 

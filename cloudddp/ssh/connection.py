@@ -19,7 +19,7 @@ from cloudddp.config import timing
 from cloudddp.errors import CloudDDPError, ConnectError
 from cloudddp.ssh.login_shell import Marker
 from cloudddp.ssh.running import MAX_PACKET, BoundedBuffer, CommandSpec, Input, Result, RunningCommand
-from cloudddp.ssh.target import EARLY_CLOSE, EARLY_CLOSE_HINT, NodeSocket, Target
+from cloudddp.ssh.target import EARLY_CLOSE, EARLY_CLOSE_HINT, KEY_KIND, NodeSocket, Target
 from cloudddp.ssh.time_limits import IdleTimer
 from cloudddp.text import one_line, reason_of
 
@@ -38,16 +38,47 @@ LOOPBACK = "127.0.0.1"
 
 def _make_transport(stream: NodeSocket, timeout: float) -> paramiko.Transport:
     import paramiko
+    from paramiko import common
     from paramiko.packet import Packetizer
 
-    class RareKeyExchanges(Packetizer):  # type: ignore[misc]  # paramiko has no types
+    ends = common.MSG_CHANNEL_EOF, common.MSG_CHANNEL_CLOSE
+    of_input = common.MSG_CHANNEL_DATA, common.MSG_CHANNEL_EOF
+
+    class Packets(Packetizer):  # type: ignore[misc]  # paramiko has no types
         """If the server closes a channel during a key exchange, paramiko's thread waits for itself, and the
         connection breaks after 30 s (https://github.com/paramiko/paramiko/issues/822). paramiko begins one
-        every 512 MiB; here it does so as rarely as OpenSSH (RFC 4344, section 3.2: 2**32 blocks)."""
+        every 512 MiB; here it does so as rarely as OpenSSH (RFC 4344, section 3.2: 2**32 blocks).
+
+        Its thread ends and closes a channel when the command ends, also between another thread's look whether
+        it may send and its sending. sshd ends the connection for data of a channel that it no longer has, so
+        what comes too late is not sent. (read_message, send_message:
+        https://docs.paramiko.org/en/latest/api/packet.html)
+        """
 
         REKEY_BYTES = 1 << 36
 
-    transport = paramiko.Transport(stream, packetizer_class=RareKeyExchanges)
+        def __init__(self, stream: NodeSocket) -> None:
+            super().__init__(stream)
+            self._ended: dict[bytes, int] = {}  # the server's numbers of channels: EOF or CLOSE, sent last
+
+        def read_message(self) -> tuple[int, paramiko.Message]:
+            kind, message = super().read_message()
+            if kind == common.MSG_CHANNEL_OPEN_SUCCESS:  # of our number for a channel, and the server's
+                self._ended.pop(message.asbytes()[4:8], None)
+            return kind, message
+
+        def send_message(self, message: paramiko.Message) -> None:
+            # paramiko holds `clear_to_send_lock` meanwhile: one thread at a time sends.
+            kind, number = message.asbytes()[0], message.asbytes()[1:5]
+            if common.MSG_CHANNEL_WINDOW_ADJUST <= kind <= common.MSG_CHANNEL_FAILURE:
+                ended = self._ended.get(number)
+                if ended == common.MSG_CHANNEL_CLOSE or (ended and kind in of_input):
+                    return
+                if kind in ends:
+                    self._ended[number] = kind
+            super().send_message(message)
+
+    transport = paramiko.Transport(stream, packetizer_class=Packets)
     transport.banner_timeout = transport.auth_timeout = timeout
     # AES-GCM first: with the AES instructions that every x86-64 and arm64 server has, it is faster than a
     # cipher with a separate MAC.
@@ -191,6 +222,11 @@ def _log_in(target: Target, transport: paramiko.Transport, key: paramiko.PKey, t
     except paramiko.SSHException:  # `start_client` returns also once its time has passed
         raise TimeoutError from None
     shown = f"{remote.get_name()} {remote.get_base64()}"
+    if remote.get_name() != KEY_KIND:
+        raise ConnectError(
+            f"{target.where}: it presents no {KEY_KIND} host key, so it cannot be verified: refused",
+            hint="did cloud-init run on the image? look at the instance's system log in the AWS console",
+        )
     if shown not in target.host_keys:
         raise ConnectError(
             f"{target.where}: its host key is not the one recorded for this node: refused "

@@ -10,10 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from cloudddp.config.timing import Timing
 from cloudddp.errors import ConnectionLost, NodeError
 from cloudddp.ssh import login_shell
-from cloudddp.ssh.target import Target
 from cloudddp.ssh.time_limits import IdleTimer, Overdue
 from cloudddp.text import one_line
 
@@ -311,7 +309,8 @@ class RunningCommand:
     def _broken(self, error: Exception | None) -> ConnectionLost:
         import paramiko
 
-        error = self._connection.reason_of_end() or error
+        if not self._connection.is_open:
+            error = self._connection.reason_of_end()
         if error is None or isinstance(error, (OSError, EOFError)):
             cause = "connection closed"
         elif isinstance(error, paramiko.SSHException):

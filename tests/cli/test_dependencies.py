@@ -25,7 +25,7 @@ OTHERS = {
 MARKS = {"_capacity", "_credits", "_deep_learning", "_left_reservation", "_status_code"}
 # Attributes of paramiko's objects that it does not document.
 UNDOCUMENTED = {
-    *("clear_to_send", "clear_to_send_timeout", "packetizer", "saved_exception", "send_message", "sock"),
+    *("clear_to_send", "clear_to_send_timeout", "packetizer", "saved_exception", "sock"),
     *("eof_received", "eof_sent", "in_buffer", "in_stderr_buffer", "out_buffer_cv", "set_event"),
     *("out_max_packet_size", "out_window_size", "status_event"),
 }

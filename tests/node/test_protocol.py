@@ -40,6 +40,7 @@ from cloudddp.agent.protocol.machine import PowerOffReply, ProbeReply, ProbeRequ
 from cloudddp.agent.protocol.manifest import FILE, LINK, Entry, manifest_digest, manifest_to_wire
 from cloudddp.agent.protocol.phases import JobPhase, Peer, VersionConflict
 from cloudddp.agent.protocol.progress import TrainingState, TrainingStatus
+from cloudddp.agent.protocol.readings import Reading
 from cloudddp.agent.protocol.results import JobFiles, NewFiles, NewFilesReply, NewFilesRequest, NewPath
 from cloudddp.agent.protocol.start import Process, SetupReply, SetupRequest, StartReply, StartRequest, Work
 from cloudddp.agent.protocol.transfer import (
@@ -160,6 +161,24 @@ def test_message_with_one_wrong_value_is_refused_by_both_decoders() -> None:
                     pytest.fail(f"{kind.__name__}: {why}: {json.dumps(value)[:500]}")
 
 
+# Fields whose limits are checked with others, or that only the length of the message limits.
+OTHERWISE_LIMITED = {
+    *(f"Entry.{name}" for name in ("kind", "mode", "size", "mtime_ns", "target")),
+    *("Listing.files", "Wants.known", "PartialFile.size", "PartialFile.digest", "Reading.metrics"),
+    *("Part.shards", "Part.metadata", "Part.ahead"),
+    *("PeerMessage.attempt", "PeerMessage.clock", "Unreachable.to", "Unreachable.by"),
+}
+
+
+def test_what_a_node_may_send_has_limits() -> None:
+    """The wrong values above are beyond the limits that a type has: without a limit there is none."""
+    kinds = [one for one in corpus.kinds() if not one.__name__.endswith(("Request", "File"))]
+    assert len(kinds) > 50
+    sent = [one for one in kinds if one.__name__.endswith("Reply")]
+    sent += [JobState, Reading, Listing, Wants, ReceiveEvent, PeerMessage, VersionConflict]
+    assert {name for kind in sent for name in corpus.unlimited(kind)} == OTHERWISE_LIMITED
+
+
 STATE_OF_A_JOB: dict[str, Any] = corpus.example(JobState)
 NO_MESSAGE = [
     *("", "hello\n", "null", "[]", "7", '"x"', "[" * 100_000, '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}"),
@@ -207,6 +226,9 @@ BAD_FRAMES = [
     *(transfer.frame(transfer.UNSEALED, transfer.STATE, body=text) for text in STATES),
     transfer.frame(b"x", transfer.HEARTBEAT),
     transfer.frame(transfer.UNSEALED, transfer.DONE),
+    # The beginning of a frame is refused, before its body is kept.
+    struct.pack(">BIQ", transfer.LISTING, 0, 64 << 20) + bytes(16),
+    struct.pack(">BIQ", transfer.STATE, 0, 100 << 30) + bytes(16),
     b"".join(map(log, range(1000))),
 ]
 

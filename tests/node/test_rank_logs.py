@@ -7,6 +7,7 @@ import itertools
 import os
 import select
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -17,6 +18,7 @@ import pytest
 from support.agentnode import FOREVER, HANG_GUARD, Followed, Node, Refused, alive, until
 from support.gangs import parent_of
 
+from agent.ranks import rank_log
 from agent.ranks.rank_log import NOTE
 from cloudddp.agent.protocol import LAUNCHER_RANK, ExitCode
 from cloudddp.agent.protocol.frames import Frame, Heartbeat, Log, encode_frame
@@ -145,6 +147,14 @@ def test_since_begins_where_the_rank_was_at_that_time(node: Node) -> None:
     assert found.logs[0] == b"new 1\nnew 2\n"
     assert node.follow(since=0.0).logs[0] == b""
     assert node.follow(since=1e6).logs[0] == b"old 1\nold 2\nnew 1\nnew 2\n"
+
+
+def test_since_begins_within_a_line_that_is_very_long(tmp_path: Path) -> None:
+    """As that of a progress bar, whose states end with carriage returns."""
+    log = tmp_path / "0.log"
+    log.write_bytes(b"\n" + b"x" * 200_000)
+    log.with_suffix(".times").write_bytes(struct.pack("dQ", time.time() - 100.0, 150_000))
+    assert rank_log.start_of(log, 50.0, None) == 150_000
 
 
 def test_only_the_logs_of_the_requested_ranks_are_sent_and_a_damaged_index_does_no_harm(node: Node) -> None:

@@ -56,6 +56,25 @@ def _hints(kind: Any) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
+def unlimited(hint: Any, name: str = "") -> Iterator[str]:
+    """Yield the fields (KIND.FIELD) of a record, and of those in it, that hold a text, a number or several
+    values without a limit of their type."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        hint, has_limit = arguments[0], True
+        origin, arguments = get_origin(hint), get_args(hint)
+    else:
+        has_limit = False
+    if is_dataclass(hint) or (isinstance(hint, type) and issubclass(hint, tuple)):
+        for field, one in _hints(hint).items():
+            yield from unlimited(one, f"{hint.__name__}.{field}")
+        return
+    if not has_limit and (origin in (tuple, dict) or hint in (str, int, float)):
+        yield name
+    for one in arguments if origin in (tuple, dict, Union) else ():
+        yield from unlimited(one, name)
+
+
 def example(hint: Any) -> Any:
     """Return JSON that fits a type."""
     origin, arguments = get_origin(hint), get_args(hint)

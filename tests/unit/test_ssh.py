@@ -38,7 +38,8 @@ def test_wrong_host_key_is_refused_before_login(ssh_site: Site, server: Server) 
     assert ssh_site.host.public.split()[1][-16:] in error.message
     assert error.patience == 0
     other = ssh_site.server(algorithm="ecdsa-sha2-nistp256")
-    assert refusal(ssh_site.target(other.port)).patience == 0
+    error = refusal(ssh_site.target(other.port))
+    assert (error.patience, "presents no ssh-ed25519 host key" in error.message) == (0, True)
     assert (len(server.connections), len(other.connections)) == (1, 1)
     assert server.logins == other.logins == []
 

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import paramiko
 import pytest
 from support.cutlink import CutLink
 from support.sshserver import Server, Site
@@ -43,6 +44,24 @@ def test_command_is_closed_on_a_connection_that_has_just_broken(connection: Conn
 def test_long_streams_need_no_key_exchange(connection: Connection) -> None:
     """paramiko's thread that answers CLOSE also carries out a key exchange, and waits for its own end."""
     assert connection.transport.packetizer.REKEY_BYTES == 64 << 30
+
+
+@pytest.mark.parametrize("late", [(93, 300_000), (94, b"data"), (96,)], ids=["window", "data", "eof"])
+def test_nothing_is_sent_after_close(
+    connection: Connection, server: Server, late: tuple[int, int | bytes]
+) -> None:
+    """A thread may have decided to send before paramiko's own thread has closed the channel."""
+    kind, *fields = late
+    message = paramiko.Message()
+    message.add_byte(bytes([kind]))
+    message.add_int(0)  # sshd's number of the first channel
+    for field in fields:
+        message.add_int(field) if isinstance(field, int) else message.add_string(field)
+    assert connection.run(CommandSpec("true")).exit_code == 0
+    connection.transport.packetizer.send_message(message)
+    for _ in range(2):  # with the number of the first one, which is open again
+        assert connection.run(CommandSpec("cat", stdin=b"still here")).stdout == b"still here"
+    assert len(server.connections) == 1
 
 
 def test_commands_that_end_at_once_keep_the_connection_that_they_share(

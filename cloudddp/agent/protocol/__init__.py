@@ -16,7 +16,7 @@ from enum import IntEnum
 
 # Increase it when a message or a file of the node's store changes so that an older agent would misread it. An
 # agent replaces the store of another version while no job runs, and refuses to touch it while one does.
-VERSION = 6
+VERSION = 7
 
 LAUNCHER_RANK = -1  # the rank number of the launcher's (torchrun's) own log
 SETUP_RANK = -2  # the rank number of the log of the setup commands

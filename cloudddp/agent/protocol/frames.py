@@ -25,6 +25,13 @@ MAX_PIECE = 1 << 16  # bytes of log in one frame
 LogRank = Annotated[int, within(SETUP_RANK, MAX_RANK)]
 
 RECORDS: dict[int, type[Union[JobState, Reading]]] = {transfer.STATE: JobState, transfer.READING: Reading}
+# The longest body of each kind.
+LIMITS = {
+    transfer.LOG: MAX_PIECE,
+    **dict.fromkeys(RECORDS, MAX_STATE),
+    transfer.HEARTBEAT: 0,
+    transfer.ENDED: 0,
+}
 _LOG = struct.Struct(">iQ")  # rank, offset
 
 

@@ -14,7 +14,7 @@ import hmac
 import io
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field
 from hashlib import sha256
 from typing import Annotated, Callable, NamedTuple, TypeVar
@@ -56,6 +56,10 @@ MAX_KNOWN = 500_000  # files of which a receiver may have the beginning: a WANTS
 SEAL = 16  # bytes of an HMAC-SHA-256
 DIGEST = 16  # bytes of a SHA-256: nobody can find another file with the same ones
 PLAIN, ZLIB = range(2)  # codecs
+# The longest body of each kind in a transfer. A receiver refuses other kinds, and keeps no more than that.
+LIMITS = {
+    kind: MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY for kind in range(LISTING, LEFT_OUT + 1)
+}
 
 _PREFIX = struct.Struct(">BIQ")  # kind, bytes of the head, bytes of the body
 _FILE_HEAD = struct.Struct(">IQqB16sBI")  # index, size, mtime in ns, flags, digest; as in _PART
@@ -124,13 +128,13 @@ def frame(secret: bytes, kind: int, head: bytes = b"", body: bytes = b"") -> byt
     return b"".join((_PREFIX.pack(kind, len(head), len(body)), seal(secret, kind, head), head, body))
 
 
-def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
-    """Return the next frame. `read(n)` returns n bytes, fewer only at the end. Raises EOFError at the end,
-    ProtocolError."""
+def read_frame(read: Callable[[int], bytes], secret: bytes, limits: Mapping[int, int] = LIMITS) -> Frame:
+    """Return the next frame. `read(n)` returns n bytes, fewer only at the end; `limits`: the longest body of
+    each kind that may come. Raises EOFError at the end, ProtocolError."""
     opening = read(_OPENING)
     if len(opening) < _OPENING:
         raise EOFError("the stream ended")
-    kind, head_size, body_size = _sizes(opening)
+    kind, head_size, body_size = _sizes(opening, limits)
     head = read(head_size) if head_size else b""
     if not hmac.compare_digest(opening[_PREFIX.size :], seal(secret, kind, head)):
         raise ProtocolError("a frame has no valid seal")
@@ -143,12 +147,12 @@ def read_frame(read: Callable[[int], bytes], secret: bytes) -> Frame:
 _OPENING = _PREFIX.size + SEAL  # bytes
 
 
-def _sizes(opening: bytes) -> tuple[int, int, int]:
+def _sizes(opening: bytes, limits: Mapping[int, int]) -> tuple[int, int, int]:
     """Return the kind of a frame, and the bytes of its head and body. Raises ProtocolError."""
     kind, head_size, body_size = _PREFIX.unpack_from(opening)
-    if not LISTING <= kind <= ENDED or head_size > MAX_HEAD:
-        raise ProtocolError("not a frame")
-    if body_size > (MAX_LISTING if kind in (LISTING, WANTS) else MAX_BODY):
+    if kind not in limits or head_size > MAX_HEAD:
+        raise ProtocolError("not a frame of this step")
+    if body_size > limits[kind]:
         raise ProtocolError("a frame is too long")
     return kind, head_size, body_size
 
@@ -156,21 +160,21 @@ def _sizes(opening: bytes) -> tuple[int, int, int]:
 class Frames:
     """Makes frames of bytes that arrive in pieces of any size."""
 
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+    def __init__(self, secret: bytes, limits: Mapping[int, int] = LIMITS) -> None:
+        self._secret, self._limits = secret, limits
         self.rest = bytearray()  # of a frame that has not arrived completely
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """Yield the frames that are complete. Raises ProtocolError."""
         self.rest += data
         while len(self.rest) >= _OPENING:
-            _, head_size, body_size = _sizes(bytes(self.rest[:_OPENING]))
+            _, head_size, body_size = _sizes(bytes(self.rest[:_OPENING]), self._limits)
             size = _OPENING + head_size + body_size
             if len(self.rest) < size:
                 return
             raw = io.BytesIO(self.rest[:size])
             del self.rest[:size]
-            yield read_frame(raw.read, self._secret)
+            yield read_frame(raw.read, self._secret, self._limits)
 
 
 # -- files ------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Follows a job on all its nodes: reports its log lines, and returns how it ended. A thread per node reads;
-the caller's thread handles the events, so that Ctrl-C takes effect at once."""
+the caller's thread handles the events, so that Ctrl-C takes effect within POLL
+seconds."""
 
 from __future__ import annotations
 

@@ -110,13 +110,13 @@ class ProcessStream(NodeSocket):
         """End the program, in the background if it takes time."""
         if not self._closed:
             self._report_start()
-            self._is_stopped = not self.has_ended  # one that has ended by itself keeps its exit code
+            if not self.has_ended and self._process.poll() is None:
+                self._is_stopped = True  # one that has ended by itself keeps its exit code
+                self._signal(signal.SIGTERM)  # here: this process may end before a thread of it runs
             super().close()
             threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
-        if self._is_stopped:
-            self._signal(signal.SIGTERM)
         try:
             self._process.wait(_END_SECONDS)
         except subprocess.TimeoutExpired:

@@ -163,7 +163,7 @@ def close_noticed(folder: Path) -> None:
 
 
 def keep(path: Path, record: Any) -> None:
-    """Keep what the agents have noticed."""
+    """Write a file of the job, unless the disk is full."""
     with contextlib.suppress(OSError):  # a full disk ends no job
         store.write(path, record)
 

@@ -58,13 +58,15 @@ class RankEnd:
         self._child.send_signal(received)
 
     def look(self) -> None:
+        """Look whether the agent runs. Called by the watcher's thread; the main thread handles signals."""
         now = time.monotonic()
         if phases.agent_runs(self._folder):
             if self._asked_at is not None and now - self._asked_at > LONGEST_GRACE:
                 self._child.kill()
             return
         self._gone_at = self._gone_at or now
-        self._forward(signal.SIGTERM)
+        if signal.SIGTERM not in self.forwarded:
+            os.kill(os.getpid(), signal.SIGTERM)  # so that one thread forwards
         if now - self._gone_at > self._grace:
             self._remember()
             self._send(signal.SIGKILL)
@@ -92,10 +94,10 @@ class RankEnd:
             self._family.setdefault(pid, processes.born(pid))
 
     def _runs(self) -> bool:
-        return any(processes.runs(pid, born) for pid, born in self._family.items())
+        return any(processes.runs(pid, born) for pid, born in list(self._family.items()))
 
     def _send(self, number: signal.Signals) -> None:
-        for pid, born in self._family.items():
+        for pid, born in list(self._family.items()):  # a signal may come meanwhile
             if processes.runs(pid, born):
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)

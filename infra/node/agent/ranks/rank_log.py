@@ -127,7 +127,9 @@ def start_of(path: Path, since: Optional[float], tail: Optional[int]) -> int:
         starts = [0]
         if since is not None:
             written = min(size, _size_at(path.with_suffix(".times"), time.time() - since))
-            starts.append(_after_lines(descriptor, written, 1, max(written - MAX_PIECE, 0)))
+            lowest = max(written - MAX_PIECE, 0)
+            begin = _after_lines(descriptor, written, 1, lowest)
+            starts.append(written if begin == lowest > 0 else begin)  # within a very long line
         if tail is not None:
             has_end = size > 0 and os.pread(descriptor, 1, size - 1) == b"\n"
             starts.append(_after_lines(descriptor, size, tail + has_end, hole_of(descriptor)[1]))
