@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.harness import Options, compare, environment, script
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.gang import Facts
+from cloudddp.agent.protocol.gang import NodeFacts
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import Straggler
@@ -80,7 +80,10 @@ def fill(root: Path) -> Path:
             ("masked.json", {"last_lines": lines}),
             ("stragglers.json", {"known": [asdict(slow)]}),
             ("state.json", state),
-            ("facts.json", asdict(Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"))),
+            (
+                "facts.json",
+                asdict(NodeFacts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3")),
+            ),
         ):
             (logs / name).write_text(json.dumps(record))
     runs = folder / "runs"

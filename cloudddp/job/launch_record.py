@@ -30,7 +30,7 @@ _Texts = Annotated[tuple[_Text, ...], Meta(max_length=1 << 16)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchFacts:
+class LaunchContext:
     """What only the report of the job needs. `nodes`: rank, id, type and zone; `hour`: USD of one node;
     `changed`: lines of `git status`."""
 
@@ -63,7 +63,7 @@ class LaunchRecord:
     keep: Annotated[float, Meta(ge=0, le=1e6)] = KEEP_MINUTES  # minutes after a stall: on_stall = "down"
     resumed_from: _Text = ""
     continues: _Texts = ()  # the jobs whose results were on the nodes, the oldest first
-    facts: LaunchFacts | None = None
+    facts: LaunchContext | None = None
 
     @property
     def script(self) -> Script:
@@ -79,7 +79,7 @@ def of_launch(
     variables: Sequence[str],
     env_files: Sequence[str],
     nodes: tuple[str, ...],
-    facts: LaunchFacts | None = None,
+    facts: LaunchContext | None = None,
     continues: tuple[str, ...] = (),
 ) -> LaunchRecord:
     """Return the record of a job that is about to be launched. `variables` are the values of -e."""

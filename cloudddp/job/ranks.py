@@ -1,9 +1,9 @@
 """Nodes + JobSpec + Script -> what to start on each node: argv, environment, rendezvous, by torchrun with its
 c10d rendezvous or with static ranks, or directly with the variables that env:// reads. Pure.
 
-A template names the facts that are known only when the job starts. `plan` puts in those of probed nodes, for
-the agent; slurm.py puts in shell variables, for a script that finds them on each node: so both start torchrun
-with the same options and ranks with the same variables.
+A template has placeholders for what is known only when the job starts. `plan` puts in what is known of probed
+nodes, for the agent; slurm.py puts in shell variables, for a script that finds them on each node: so both
+start torchrun with the same options and ranks with the same variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STORE_SECONDS = 600
 _TORCHRUN = "import sys; sys.path[:] = filter(None, sys.path); from torch.distributed.run import main; main()"
 
 
-class Fact(StrEnum):
+class Placeholder(StrEnum):
     """What is known only when the job starts. Each value also names a shell variable of a Slurm script."""
 
     PYTHON = "python"
@@ -40,7 +40,7 @@ class Fact(StrEnum):
     THREADS = "threads"  # of each rank
 
 
-Word = tuple[str | Fact, ...]
+Word = tuple[str | Placeholder, ...]
 """One argument, or the value of a variable: its parts are joined."""
 
 
@@ -56,15 +56,17 @@ class RankTemplate:
 def template(job: JobSpec, script: Script, *, ranks: int) -> RankTemplate:
     """Return what a node with this many ranks starts; without a launcher for job.rendezvous = "direct"."""
     if job.rendezvous == "direct":
-        return RankTemplate(_environment(job), (), ((Fact.PYTHON,), *((word,) for word in script.argv)))
+        return RankTemplate(
+            _environment(job), (), ((Placeholder.PYTHON,), *((word,) for word in script.argv))
+        )
     # torchrun replaces $$ by $, and $local_rank, in the arguments of ranks
     # (torch.distributed.elastic.utils.api.macros).
     escaped = ((word.replace("$", "$$"),) for word in script.argv)
-    return RankTemplate(_environment(job), _torchrun(job, ranks), ((Fact.PYTHON,), *escaped))
+    return RankTemplate(_environment(job), _torchrun(job, ranks), ((Placeholder.PYTHON,), *escaped))
 
 
-def bind(word: Word, facts: Mapping[Fact, str]) -> str:
-    return "".join(facts[part] if isinstance(part, Fact) else part for part in word)
+def bind(word: Word, values: Mapping[Placeholder, str]) -> str:
+    return "".join(values[part] if isinstance(part, Placeholder) else part for part in word)
 
 
 def _environment(job: JobSpec) -> dict[str, Word]:
@@ -74,13 +76,13 @@ def _environment(job: JobSpec) -> dict[str, Word]:
         "PYTHONUNBUFFERED": ("1",),
         "PYTHONFAULTHANDLER": ("1",),  # a segmentation fault leaves its stack in the log
         # Exact name ('='): a plain `ens5` would also match `ens50` (NCCL docs, env.rst).
-        "NCCL_SOCKET_IFNAME": ("=", Fact.INTERFACE),
-        "GLOO_SOCKET_IFNAME": (Fact.INTERFACE,),
-        "TP_SOCKET_IFNAME": (Fact.INTERFACE,),  # torch.distributed.rpc (TensorPipe)
+        "NCCL_SOCKET_IFNAME": ("=", Placeholder.INTERFACE),
+        "GLOO_SOCKET_IFNAME": (Placeholder.INTERFACE,),
+        "TP_SOCKET_IFNAME": (Placeholder.INTERFACE,),  # torch.distributed.rpc (TensorPipe)
         "NCCL_DEBUG": ("WARN",),
         # torchrun would export 1 (clean up and abort); 3 leaves the flight recorder its dump.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": ("3",),
-        "OMP_NUM_THREADS": (Fact.THREADS,),
+        "OMP_NUM_THREADS": (Placeholder.THREADS,),
         # Seconds that torchrun gives its ranks to save a snapshot when it is asked to stop (2.15 or newer;
         # older ones always 30). The agent kills both earlier where there is less time.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": (str(math.ceil(grace)),),
@@ -89,30 +91,30 @@ def _environment(job: JobSpec) -> dict[str, Word]:
 
 def _torchrun(job: JobSpec, ranks: int) -> tuple[Word, ...]:
     argv: list[Word] = [
-        (Fact.PYTHON,),
+        (Placeholder.PYTHON,),
         ("-c",),
         (_TORCHRUN,),
-        ("--nnodes=", Fact.NODES),
+        ("--nnodes=", Placeholder.NODES),
         (f"--nproc-per-node={ranks}",),
         (f"--max-restarts={job.max_restarts}",),
         # Without it MASTER_ADDR becomes the host name of node 0, which a VPC without DNS cannot resolve.
-        ("--local-addr=", Fact.ADDRESS),
+        ("--local-addr=", Placeholder.ADDRESS),
     ]
     if job.rendezvous == "c10d":
         argv += [
             ("--rdzv-backend=c10d",),
-            ("--rdzv-id=", Fact.RENDEZVOUS),
-            ("--rdzv-endpoint=", Fact.HEAD, ":", Fact.PORT),
+            ("--rdzv-id=", Placeholder.RENDEZVOUS),
+            ("--rdzv-endpoint=", Placeholder.HEAD, ":", Placeholder.PORT),
             # is_host: explicit, since torchrun would guess it from host names. read_timeout: of the
             # rendezvous' store, 60 s by default. The other nodes fail if one takes longer to import torch,
             # for example from a cold disk.
-            ("--rdzv-conf=is_host=", Fact.IS_HEAD, f",read_timeout={STORE_SECONDS}"),
+            ("--rdzv-conf=is_host=", Placeholder.IS_HEAD, f",read_timeout={STORE_SECONDS}"),
         ]
     else:
         argv += [
-            ("--node-rank=", Fact.NODE_RANK),
-            ("--master-addr=", Fact.HEAD),
-            ("--master-port=", Fact.PORT),
+            ("--node-rank=", Placeholder.NODE_RANK),
+            ("--master-addr=", Placeholder.HEAD),
+            ("--master-port=", Placeholder.PORT),
         ]
     return (*argv, *((word,) for word in job.torchrun_args), ("--no-python",))
 
@@ -195,17 +197,17 @@ def plan(
     head, port = nodes[0].address, job.master_port or nodes[0].probe.free_port
     plans = []
     for number, (one, count) in enumerate(zip(nodes, counts, strict=True)):
-        facts = {
-            Fact.PYTHON: (job.python or PYTHON) if job.container else one.probe.python or job.python,
-            Fact.NODES: str(len(nodes)),
-            Fact.NODE_RANK: str(number),
-            Fact.ADDRESS: one.address,
-            Fact.INTERFACE: one.probe.interface,
-            Fact.HEAD: head,
-            Fact.IS_HEAD: "false" if number else "true",
-            Fact.PORT: str(port),
-            Fact.RENDEZVOUS: job_id,
-            Fact.THREADS: str(max(1, one.probe.cpus // count)),
+        values = {
+            Placeholder.PYTHON: (job.python or PYTHON) if job.container else one.probe.python or job.python,
+            Placeholder.NODES: str(len(nodes)),
+            Placeholder.NODE_RANK: str(number),
+            Placeholder.ADDRESS: one.address,
+            Placeholder.INTERFACE: one.probe.interface,
+            Placeholder.HEAD: head,
+            Placeholder.IS_HEAD: "false" if number else "true",
+            Placeholder.PORT: str(port),
+            Placeholder.RENDEZVOUS: job_id,
+            Placeholder.THREADS: str(max(1, one.probe.cpus // count)),
         }
         planned = template(job, script, ranks=count)
         env = {
@@ -214,13 +216,13 @@ def plan(
             "CLOUDDDP_NUM_NODES": str(len(nodes)),
             "CLOUDDDP_NODE_IPS": ",".join(node.address for node in nodes),
             "CLOUDDDP_NODE_RANK": str(number),
-            **{name: bind(word, facts) for name, word in planned.env.items()},
+            **{name: bind(word, values) for name, word in planned.env.items()},
             **(_REQUIRE_EFA if require_efa else {}),
             **job.env,
         }
-        argv = tuple(bind(word, facts) for word in planned.rank)
+        argv = tuple(bind(word, values) for word in planned.rank)
         if planned.launcher:
-            processes = [Process(tuple(bind(word, facts) for word in planned.launcher), argv, {})]
+            processes = [Process(tuple(bind(word, values) for word in planned.launcher), argv, {})]
         else:
             processes = []
             for local in range(count):

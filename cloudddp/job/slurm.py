@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from cloudddp.config.spec import Config
 from cloudddp.errors import UsageError
 from cloudddp.job.job_request import Script
-from cloudddp.job.ranks import Fact, Word, template
+from cloudddp.job.ranks import Placeholder, Word, template
 from cloudddp.text import one_line
 
 MARK = "# Written by `cloudddp export slurm`."
@@ -163,12 +163,12 @@ def quote(text: str) -> str:
 
 
 def _shell(word: Word) -> str:
-    literals = [part for part in word if not isinstance(part, Fact)]
+    literals = [part for part in word if not isinstance(part, Placeholder)]
     if len(literals) == len(word):
         return quote("".join(literals))
     if any(_UNSAFE.search(part) for part in literals):
-        return "".join(f'"${part}"' if isinstance(part, Fact) else quote(part) for part in word)
-    return '"' + "".join(f"${part}" if isinstance(part, Fact) else part for part in word) + '"'
+        return "".join(f'"${part}"' if isinstance(part, Placeholder) else quote(part) for part in word)
+    return '"' + "".join(f"${part}" if isinstance(part, Placeholder) else part for part in word) + '"'
 
 
 def _ranks_and_gpus(config: Config, options: SlurmOptions) -> tuple[int, str]:

@@ -134,7 +134,7 @@ class Transfer:
         request: ReceiveRequest,
         versions: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
-        self._runner, self._snapshot, self._addresses, self._view = runner, files, addresses, view
+        self._runner, self._project, self._addresses, self._view = runner, files, addresses, view
         self._request, self._key, self._versions = request, request.secret.encode(), versions
         self._files = [*files.manifest.items()]
         self._listing = Listing(manifest_to_wire(files.manifest)).frame(self._key)
@@ -256,7 +256,7 @@ class Transfer:
     def _known(self, name: str) -> PartialFile | None:
         """Return what is here; None for a file that no longer exists."""
         try:
-            return known_of(os.open(self._snapshot.root / self._snapshot.locate(name), FILE))
+            return known_of(os.open(self._project.root / self._project.locate(name), FILE))
         except OSError:
             return None
 
@@ -313,11 +313,11 @@ class Transfer:
         """Yield the frames of files, b"" while what the node has is only hashed."""
         files = (FileRequest(index, self._files[index][0], known) for index, known in wants.of(self._files))
         sender = Sender(
-            str(self._snapshot.root),
+            str(self._project.root),
             self._key,
             on_sent=self._sent,
             encode=self._compression.encode,
-            locate=self._snapshot.locate,
+            locate=self._project.locate,
         )
         try:
             for frame in sender.frames(files):

@@ -27,7 +27,7 @@ from cloudddp.config.checks import RESERVED_ENVIRONMENT
 from cloudddp.errors import UsageError
 from cloudddp.job import ranks, slurm
 from cloudddp.job.job_request import Script
-from cloudddp.job.ranks import Fact, bind, template
+from cloudddp.job.ranks import Placeholder, bind, template
 from docs import reference
 
 NASTY = [
@@ -371,10 +371,20 @@ def test_torchrun_gets_the_same_words_as_on_ec2(rendezvous: Any) -> None:
     hosts = [launch_node(k, interface=f"ens{k}", gpus=2, python="/py") for k in range(2)]
     on_ec2 = ranks.plan(job, hosts, script, job_id="7-0", cluster="c")[1]
     planned = template(job, script, ranks=2)
-    facts = {Fact.PYTHON: "/py", Fact.NODES: "2", Fact.NODE_RANK: "1", Fact.ADDRESS: "10.0.0.2"}
-    facts |= {Fact.INTERFACE: "ens1", Fact.HEAD: "10.0.0.1", Fact.IS_HEAD: "false", Fact.PORT: "29400"}
-    facts |= {Fact.RENDEZVOUS: "7-0", Fact.THREADS: "4"}
-    assert set(facts) == set(Fact)
+    facts = {
+        Placeholder.PYTHON: "/py",
+        Placeholder.NODES: "2",
+        Placeholder.NODE_RANK: "1",
+        Placeholder.ADDRESS: "10.0.0.2",
+    }
+    facts |= {
+        Placeholder.INTERFACE: "ens1",
+        Placeholder.HEAD: "10.0.0.1",
+        Placeholder.IS_HEAD: "false",
+        Placeholder.PORT: "29400",
+    }
+    facts |= {Placeholder.RENDEZVOUS: "7-0", Placeholder.THREADS: "4"}
+    assert set(facts) == set(Placeholder)
     shell = "; ".join(f"{fact}={value}" for fact, value in facts.items())
     words = " ".join(map(slurm._shell, (*planned.launcher, *planned.rank)))
     rendered = bash(f"{shell}; printf '%s\\0' {words}").split("\0")[:-1]

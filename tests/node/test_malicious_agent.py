@@ -18,7 +18,7 @@ from support.streams import FINISH, file, listed, stream, tree
 from support.victim import Done, Victim
 
 from cloudddp.agent.protocol import file_steps
-from cloudddp.agent.protocol.transfer import ENDED, READING, UNSEALED, frame
+from cloudddp.agent.protocol.transfer import READING, STREAM_END, UNSEALED, frame
 
 pytestmark = pytest.mark.xdist_group("victim")
 
@@ -89,7 +89,7 @@ def test_invalid_reply_is_refused(
 
 @pytest.mark.parametrize(
     "frames",
-    [frame(UNSEALED, READING, body=b'{"at": "x"}'), frame(UNSEALED, ENDED), b"hello\n" * 9],
+    [frame(UNSEALED, READING, body=b'{"at": "x"}'), frame(UNSEALED, STREAM_END), b"hello\n" * 9],
     ids=["type", "another step", "junk"],
 )
 def test_invalid_reading_is_reported_as_the_reason_why_there_is_none(victim: Victim, frames: bytes) -> None:

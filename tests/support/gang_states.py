@@ -10,7 +10,7 @@ from agent.gang import events
 from agent.gang.decision import Budget
 from agent.gang.state import GangState, Policy
 from agent.gang.step import step
-from cloudddp.agent.protocol.gang import Facts, Kind, Observed, PeerMessage, Report, Unreachable
+from cloudddp.agent.protocol.gang import Kind, NodeFacts, Observed, PeerMessage, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -88,7 +88,7 @@ class Job:
     def joined(self) -> Job:
         """All nodes connect, are alike, and start their ranks."""
         for node in self.working:
-            self.event(node, events.FactsFound(Facts(gpus="8 x NVIDIA H100")))
+            self.event(node, events.FactsFound(NodeFacts(gpus="8 x NVIDIA H100")))
             self.event(node, self.tick())
         self.copied()
         assert all(self.did(node, events.StartRanks) for node in self.working)

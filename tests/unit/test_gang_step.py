@@ -10,7 +10,7 @@ from support.gang_states import POLICY, STOPPED, SUCCESS, Job, failed
 from agent.gang import events
 from agent.gang.joining import PATIENCE
 from agent.gang.step import EXIT_BARRIER, FAILURE_GRACE, FIRST_DECIDES, STUCK
-from cloudddp.agent.protocol.gang import Facts, Kind, Observed, PeerMessage, Report, Unreachable
+from cloudddp.agent.protocol.gang import Kind, NodeFacts, Observed, PeerMessage, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 
@@ -22,7 +22,7 @@ def test_no_rank_starts_before_every_node_is_connected_to_all_and_has_sent_its_f
         assert job.sent == []
     for node in range(3):
         assert not any(job.did(other, events.BeginAttempt) for other in range(3))
-        job.event(node, events.FactsFound(Facts()))
+        job.event(node, events.FactsFound(NodeFacts()))
         job.event(node, job.tick())
     assert all(job.did(node, events.BeginAttempt) for node in range(3))
     assert not any(job.did(node, events.StartRanks) for node in range(3))
@@ -33,7 +33,7 @@ def test_node_that_misses_another_one_is_named_on_all() -> None:
     job = Job(4)
     missing = {1: Unreachable({2: "Connection refused"}, (2,)), 2: Unreachable({1: "timed out"}, (1,))}
     for node in range(4):
-        job.event(node, events.FactsFound(Facts()))
+        job.event(node, events.FactsFound(NodeFacts()))
         job.event(node, job.tick(is_connected=node in (0, 3), missing=missing.get(node, events.NONE_MISSING)))
     job.now = POLICY.join_by + 0.1
     for node in (0, 3):
@@ -50,7 +50,7 @@ def test_node_that_is_connected_and_sends_nothing_is_named(silent: int) -> None:
     job = Job(3)
     for node in range(3):
         if node != silent:
-            job.event(node, events.FactsFound(Facts()))
+            job.event(node, events.FactsFound(NodeFacts()))
         job.event(node, job.tick())
     job.wait(POLICY.facts_by - 1)  # its disk may be cold
     assert job.states[1].verdict is None
@@ -62,7 +62,7 @@ def test_node_that_is_connected_and_sends_nothing_is_named(silent: int) -> None:
 def test_nodes_that_differ_start_no_rank_and_the_first_one_decides() -> None:
     job = Job(3)
     for node in range(3):
-        job.event(node, events.FactsFound(Facts(driver="560" if node == 2 else "570")))
+        job.event(node, events.FactsFound(NodeFacts(driver="560" if node == 2 else "570")))
     for node in (1, 2, 0):
         job.event(node, job.tick())
     assert (job.first.node, job.first.cause) == (0, Cause.PREFLIGHT)
@@ -73,10 +73,12 @@ def test_nodes_that_differ_start_no_rank_and_the_first_one_decides() -> None:
 def test_node_that_is_not_the_first_decides_if_that_one_does_not() -> None:
     job = Job(2)
     for node in range(2):
-        job.event(node, events.FactsFound(Facts(torch=str(node))))
+        job.event(node, events.FactsFound(NodeFacts(torch=str(node))))
     job.event(1, job.tick())
     job.event(0, job.tick(is_connected=False))
-    job.event(1, events.MessageReceived(0, PeerMessage(Kind.READY, facts=Facts(torch="0"), clock=1e9 + 1.0)))
+    job.event(
+        1, events.MessageReceived(0, PeerMessage(Kind.READY, facts=NodeFacts(torch="0"), clock=1e9 + 1.0))
+    )
     job.cut = {0}
     job.wait(FIRST_DECIDES - 1)
     assert job.states[1].verdict is None
@@ -95,8 +97,8 @@ def first_of(job: Job) -> Failure:
 def test_clock_that_differs_is_a_problem() -> None:
     job = Job(2)
     for node in range(2):
-        job.event(node, events.FactsFound(Facts()))
-    job.event(0, events.MessageReceived(1, PeerMessage(Kind.READY, facts=Facts(), clock=1e9 + 11.0)))
+        job.event(node, events.FactsFound(NodeFacts()))
+    job.event(0, events.MessageReceived(1, PeerMessage(Kind.READY, facts=NodeFacts(), clock=1e9 + 11.0)))
     job.event(0, job.tick())
     assert "the clock of node 1 is +10 s from that of node 0" in first_of(job).detail
 
@@ -187,7 +189,7 @@ def test_launchers_that_wait_for_each_other_after_all_ranks_have_finished_are_en
 def test_files_that_cannot_be_copied_start_no_rank() -> None:
     job = Job(2)
     for node in range(2):
-        job.event(node, events.FactsFound(Facts()))
+        job.event(node, events.FactsFound(NodeFacts()))
         job.event(node, job.tick())
     full = Failure(1, Cause.SNAPSHOT, detail="no space")
     job.event(1, events.FailureNoticed(full))

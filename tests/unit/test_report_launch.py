@@ -9,7 +9,7 @@ from support.repositories import git
 
 from cloudddp.cluster.model import Cluster
 from cloudddp.config.spec import Config, JobSpec, SyncSpec
-from cloudddp.job.launch_record import LaunchFacts
+from cloudddp.job.launch_record import LaunchContext
 from cloudddp.job.project_files import names_below, snapshot
 from cloudddp.job.report import launched
 
@@ -20,7 +20,7 @@ CONFIG = Config(
 CLUSTER = Cluster("c", "c-0123456789", "us-east-1", {})
 
 
-def facts(root: Path, config: Config = CONFIG, secret: tuple[str, ...] = ()) -> LaunchFacts:
+def facts(root: Path, config: Config = CONFIG, secret: tuple[str, ...] = ()) -> LaunchContext:
     hidden = [root / name for name in secret]
     files = snapshot(root, config, names_below(root, hidden))
     return launched.facts(CLUSTER, config, files, hidden)

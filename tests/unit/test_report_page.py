@@ -19,7 +19,7 @@ import pytest
 from bench import report as example
 from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import encode
-from cloudddp.agent.protocol.gang import Facts
+from cloudddp.agent.protocol.gang import NodeFacts
 from cloudddp.agent.protocol.jobs import Cause, Failure, Verdict
 from cloudddp.agent.protocol.phases import JobPhase
 from cloudddp.agent.protocol.progress import Straggler, ToleratedStall
@@ -28,7 +28,7 @@ from cloudddp.agent.protocol.results import Masked
 from cloudddp.config import packages
 from cloudddp.config.cluster_spec import ClusterSpec
 from cloudddp.config.spec import Config, JobSpec, SetupSpec, SharedSpec
-from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
+from cloudddp.job.launch_record import LaunchContext, LaunchRecord
 from cloudddp.job.report import chart, page, series
 from cloudddp.job.report.page import Evidence
 from cloudddp.job.results.restore import results_here
@@ -113,7 +113,7 @@ def launch_record(text: str = "train.py", **facts: Any) -> LaunchRecord:
             shared=(SharedSpec(path="shared"),),
         ),
         names=("WANDB_API_KEY",),
-        facts=LaunchFacts(nodes=((0, "i-1", "p5.48xlarge", "us-east-1a"),), **facts),
+        facts=LaunchContext(nodes=((0, "i-1", "p5.48xlarge", "us-east-1a"),), **facts),
     )
 
 
@@ -128,7 +128,7 @@ def test_page_shows_how_a_job_went(folder: Path) -> None:
         masked=Masked("ValueError: ****", ("RuntimeError: no login with ****",)),
         stragglers={"known": [vars(Straggler(3, 0, 0.4, 0.2, 60, 1100.0, until=1200.0))]},
         stall=ToleratedStall(1300.0, "ranks 0 and 1 wait in all_reduce"),
-        facts=Facts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),
+        facts=NodeFacts("8 x NVIDIA H100", "570.1", "3.12.3", "2.8.0", "12.8", "2.27.3"),
     )
     day = "1970-01-01T{}.000+00:00".format
     steps = ((JOB, "sending 4 files"), ("other", "of another job"), (JOB, "sending py-spy"))
@@ -176,7 +176,7 @@ def test_nothing_that_anybody_wrote_becomes_a_part_of_the_page(folder: Path, att
     put(
         folder,
         verdict=Verdict(JobPhase.FAILED, 1, 0, first, (words,), refusal=words, at=2.0),
-        facts=Facts(*[words[:60]] * 6),
+        facts=NodeFacts(*[words[:60]] * 6),
         stall=ToleratedStall(1.0, words),
         masked=Masked(words, (words,)),
     )

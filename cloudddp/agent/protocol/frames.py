@@ -2,7 +2,7 @@
 
 LOG has rank and offset in its head, and a piece of that rank's log as its body. STATE (the job's state, when
 it has changed) and READING (what the node has measured) have a body of JSON. HEARTBEAT is sent at an
-interval: without it the node is down, even if the job prints nothing. ENDED is the last frame.
+interval: without it the node is down, even if the job prints nothing. STREAM_END is the last frame.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LIMITS = {
     transfer.LOG: MAX_PIECE,
     **dict.fromkeys(RECORDS, MAX_STATE),
     transfer.HEARTBEAT: 0,
-    transfer.ENDED: 0,
+    transfer.STREAM_END: 0,
 }
 _LOG = struct.Struct(">iQ")  # rank, offset
 
@@ -91,7 +91,7 @@ def encode_frame(frame: Frame) -> bytes:
     for kind, record in RECORDS.items():
         if isinstance(frame, record):
             return transfer.frame(UNSEALED, kind, body=encode_utf8(frame))
-    kind = transfer.HEARTBEAT if isinstance(frame, Heartbeat) else transfer.ENDED
+    kind = transfer.HEARTBEAT if isinstance(frame, Heartbeat) else transfer.STREAM_END
     return transfer.frame(UNSEALED, kind)
 
 

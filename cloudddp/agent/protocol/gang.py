@@ -53,7 +53,7 @@ class Report:
 
 
 @frozen
-class Facts:
+class NodeFacts:
     """What a node is like: `gpus` as `8 x NVIDIA H100`, versions, the id of the container's `image`, and
     `defects` in words. '' where something is missing."""
 
@@ -113,7 +113,7 @@ class PeerMessage:
     stragglers: KnownStragglers = ()  # of STRAGGLERS: all that are known
     verdict: Optional[Verdict] = None  # of VERDICT, and of RESTART: of the attempt that has failed
     offer: Optional[SharedFiles] = None  # of SNAPSHOT
-    facts: Optional[Facts] = None  # of READY
+    facts: Optional[NodeFacts] = None  # of READY
     wrote: Optional[Wrote] = None  # of WROTE
     clock: Optional[float] = None  # of READY, HEARTBEAT and others: seconds since the epoch
     error: Line = ""  # of CRASHED

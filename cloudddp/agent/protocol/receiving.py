@@ -49,7 +49,7 @@ class Receiver:
         """Raises ProtocolError, OSError."""
         if frame.kind == transfer.PART:
             self._part(*transfer.read_part(frame))
-        elif frame.kind == transfer.END:
+        elif frame.kind == transfer.FILE_END:
             self._end(*transfer.read_end(frame))
         else:
             raise ProtocolError("it sent a frame that does not belong here")

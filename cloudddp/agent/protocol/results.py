@@ -24,7 +24,7 @@ from cloudddp.agent.protocol.readings import READINGS_FILE
 MAX_PLACES = 20  # that a reply names
 MAX_LEFT = 1000  # files that were left out, of which a node knows
 _Names = Annotated[tuple[PathText, ...], at_most(MAX_PLACES)]
-FACTS_FILE = "facts.json"  # in a job's folder: the Facts of the node, where a preflight looked for them
+FACTS_FILE = "facts.json"  # in a job's folder: the NodeFacts of the node, where a preflight looked for them
 MASKED_FILE = "masked.json"
 # Of a job's folder on a node: what explains how it ended.
 EVIDENCE = (

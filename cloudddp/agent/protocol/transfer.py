@@ -3,8 +3,8 @@ results from a node to the laptop.
 
 A sender offers what it has (LISTING), the receiver answers with what it lacks, and from which byte (WANTS),
 and the sender sends that (sending.py, receiving.py). Frames are sealed: an HMAC under the secret of a sync or
-a job covers the head of a frame. The head of LISTING and WANTS has the SHA-256 of their body, that of END the
-one of the whole file. Results have no secret (UNSEALED): SSH says who sends them.
+a job covers the head of a frame. The head of LISTING and WANTS has the SHA-256 of their body, that of
+FILE_END the one of the whole file. Results have no secret (UNSEALED): SSH says who sends them.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from cloudddp.agent.protocol.manifest import (
 T = TypeVar("T")
 
 # Kinds of frames.
-LISTING, WANTS, PART, END, DONE, ALIVE, FETCH, CLOSE, LEFT_OUT = range(1, 10)
-LOG, STATE, READING, HEARTBEAT, ENDED = range(10, 15)  # of a job (frames.py)
+LISTING, WANTS, PART, FILE_END, DONE, ALIVE, FETCH, CLOSE, LEFT_OUT = range(1, 10)
+LOG, STATE, READING, HEARTBEAT, STREAM_END = range(10, 15)  # of a job (frames.py)
 UNSEALED = b""
 
 PART_SIZE = 1 << 20  # bytes of a file in a frame
@@ -201,7 +201,7 @@ def end(
     flags = sum(getattr(head, name) << bit for bit, name in enumerate(_FLAGS))
     codec, body = encode(data)
     found = head.number, head.size, head.mtime_ns, flags, head.digest
-    return frame(secret, END, _FILE_HEAD.pack(*found, codec, len(data)), body)
+    return frame(secret, FILE_END, _FILE_HEAD.pack(*found, codec, len(data)), body)
 
 
 @_checked

@@ -14,7 +14,7 @@ from cloudddp.config import project
 from cloudddp.config.spec import Config
 from cloudddp.files import resolved
 from cloudddp.job import file_listing, project_files
-from cloudddp.job.launch_record import LaunchFacts
+from cloudddp.job.launch_record import LaunchContext
 from cloudddp.job.project_files import ProjectFiles, names_below
 
 MAX_DIFF, MAX_CHANGED = 200_000, 1 << 20  # characters; bytes of a changed file
@@ -22,10 +22,12 @@ _MOST = 500  # files
 _DIFF = "diff HEAD --relative --no-renames --no-ext-diff --no-textconv --no-color".split()
 
 
-def facts(cluster: Cluster, config: Config, files: ProjectFiles, secret_files: Sequence[Path]) -> LaunchFacts:
+def facts(
+    cluster: Cluster, config: Config, files: ProjectFiles, secret_files: Sequence[Path]
+) -> LaunchContext:
     """Return what is known before a launch of these files. Raises UsageError where git is missing."""
     root, sent = files.root, files.manifest
-    found = LaunchFacts(
+    found = LaunchContext(
         nodes=tuple((rank, one.id, one.type, one.zone) for rank, one in cluster.nodes.items()),
         hour=cluster.node_hour,
         spot=cluster.spot,

@@ -17,7 +17,7 @@ import msgspec
 
 from cloudddp.agent import replies
 from cloudddp.agent.protocol.codec import MAX_REPLY, MAX_TIME, ProtocolError, within
-from cloudddp.agent.protocol.gang import Facts
+from cloudddp.agent.protocol.gang import NodeFacts
 from cloudddp.agent.protocol.jobs import StateFile, Verdict
 from cloudddp.agent.protocol.progress import Stragglers, ToleratedStall
 from cloudddp.agent.protocol.readings import READINGS_FILE
@@ -30,7 +30,7 @@ from cloudddp.errors import CloudDDPError
 from cloudddp.files import Folder
 from cloudddp.formats import cut, dollars, duration, plural
 from cloudddp.job import failure_text, launch_record
-from cloudddp.job.launch_record import LaunchFacts, LaunchRecord
+from cloudddp.job.launch_record import LaunchContext, LaunchRecord
 from cloudddp.job.report import series
 from cloudddp.job.report.chart import Html, figure, joined, tag
 from cloudddp.job.results.safe_names import LOGS
@@ -162,7 +162,7 @@ def _stacks(found: Evidence) -> Iterator[Html]:
             yield tag("details", tag("summary", f"Stacks of rank {path.stem}"), tag("pre", text))
 
 
-def _cost(facts: LaunchFacts | None, seconds: float) -> str:
+def _cost(facts: LaunchContext | None, seconds: float) -> str:
     """Return what the nodes cost for so long, at the price that the plan has shown."""
     if facts is None or not facts.hour:
         return "unknown: no price was recorded"
@@ -213,11 +213,11 @@ def _plots(found: Evidence) -> Html:
 
 
 def _nodes(found: Evidence) -> Html:
-    facts, known = found.facts, found.read(FACTS_FILE, Facts)
+    facts, known = found.facts, found.read(FACTS_FILE, NodeFacts)
     launched = {rank: rest for rank, *rest in facts.nodes} if facts else {}
     price, rows = f"{facts.hour:.2f}" if facts and facts.hour else "unknown", []
     for node in sorted({*launched, *known}):
-        one = known.get(node, Facts())
+        one = known.get(node, NodeFacts())
         versions = (one.gpus, one.driver, one.python, one.torch, one.cuda, one.nccl)
         rows.append((node, *launched.get(node, ("", "", "")), price, *versions))
     missing = "" if known else "No versions of the nodes are known: their preflight records them."

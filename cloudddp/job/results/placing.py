@@ -72,7 +72,7 @@ class _Writer(FileWriter):
             if name not in part.names and folder.kind(name) == stat.S_IFREG:
                 folder.remove(name)
 
-    def make_way(self, parent: int, base: str, path: str, _record: FileHead | None = None) -> None:
+    def make_way(self, parent: int, base: str, path: str, _head: FileHead | None = None) -> None:
         with contextlib.suppress(FileNotFoundError):
             info = os.stat(base, dir_fd=parent, follow_symlinks=False)
             if _identity(info) in self._placed:  # this computer takes both names for the same

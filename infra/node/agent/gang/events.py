@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Optional
 
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.gang import Facts, Observed, PeerMessage, Report, Unreachable
+from cloudddp.agent.protocol.gang import NodeFacts, Observed, PeerMessage, Report, Unreachable
 from cloudddp.agent.protocol.jobs import Failure, Verdict
 
 NONE_MISSING = Unreachable({}, ())
@@ -57,7 +57,7 @@ class Tick(Event):
 class FactsFound(Event):
     """What this node is like is known."""
 
-    facts: Facts
+    facts: NodeFacts
 
 
 @frozen

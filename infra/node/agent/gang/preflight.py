@@ -12,7 +12,7 @@ from pathlib import Path
 from agent.node.commands import later, run_quietly
 from agent.node.shared_memory import mark_start
 from agent.ranks import causes
-from cloudddp.agent.protocol.gang import MAX_FACT, Facts
+from cloudddp.agent.protocol.gang import MAX_FACT, NodeFacts
 
 SECONDS = 20.0  # for each program that is asked
 LEAST_DISK = 1 << 28  # bytes
@@ -43,7 +43,7 @@ print(json.dumps(found))
 """
 
 
-def facts(command: list[str], home: Path) -> Facts:
+def facts(command: list[str], home: Path) -> NodeFacts:
     """Return what this node is like. `command` prints VERSIONS. Missing programs and packages give ''."""
     asked = later(lambda: run_quietly(command, SECONDS))
     gpus, driver = _gpus()
@@ -53,7 +53,7 @@ def facts(command: list[str], home: Path) -> Facts:
         found = json.loads(asked() or "{}")
         versions = {key: str(found.get(key, ""))[:MAX_FACT] for key in KINDS}
     mark_start("preflight")
-    return Facts(gpus=gpus, driver=driver, defects=defects, **versions)
+    return NodeFacts(gpus=gpus, driver=driver, defects=defects, **versions)
 
 
 def _gpus() -> tuple[str, str]:

@@ -10,7 +10,7 @@ from agent.gang.decision import Budget, TimedReport
 from agent.gang.events import NONE_MISSING, MessageReceived
 from agent.ranks.causes import TimedFailure
 from cloudddp.agent.protocol.frozen import frozen
-from cloudddp.agent.protocol.gang import Facts, Unreachable
+from cloudddp.agent.protocol.gang import NodeFacts, Unreachable
 from cloudddp.agent.protocol.jobs import Verdict
 
 NEVER = float("inf")
@@ -43,7 +43,7 @@ class GangState:
     is_announced: bool = False  # the other nodes know that this one is connected to all, and what it is like
     is_connected: bool = False
     missing: Unreachable = NONE_MISSING
-    facts: Mapping[int, Facts] = field(default_factory=dict)
+    facts: Mapping[int, NodeFacts] = field(default_factory=dict)
     skews: Mapping[int, float] = field(default_factory=dict)  # seconds by which the clock of a node is ahead
     ready: frozenset[int] = frozenset()  # other nodes that are connected to all
     problems: tuple[str, ...] = ()  # why the ranks must not start although all are connected

@@ -32,7 +32,7 @@ from agent.ranks.attempt import Attempt
 from agent.watch.gpus import Gpus
 from agent.watch.measure import RECORD_SECONDS, Recorder
 from agent.watch.notices import NoticeWatch
-from cloudddp.agent.protocol.gang import MAX_FACT, Facts, Kind, PeerMessage
+from cloudddp.agent.protocol.gang import MAX_FACT, Kind, NodeFacts, PeerMessage
 from cloudddp.agent.protocol.jobs import Cause, Failure
 from cloudddp.agent.protocol.results import FACTS_FILE
 from cloudddp.agent.protocol.start import OnStall, StartRequest
@@ -70,7 +70,7 @@ def _initial_state(request: StartRequest) -> GangState:
     )
     budget = Budget(request.watch.retries, stalls=request.watch.on_stall is OnStall.RESTART)
     nodes = frozenset(peer.node for peer in request.gang.peers)
-    known = {} if request.gang.preflight else {request.node: Facts()}
+    known = {} if request.gang.preflight else {request.node: NodeFacts()}
     return GangState(request.node, nodes, policy, budget, facts=known)
 
 
@@ -126,7 +126,7 @@ class _Supervisor:
 
     def _find_facts(self) -> None:
         """Find what this node is like, while the nodes connect to each other."""
-        found = Facts()
+        found = NodeFacts()
         try:
             found = _facts(self._request)
         finally:
@@ -282,7 +282,7 @@ class _Supervisor:
         self._record.end(action.verdict, action.missing)
 
 
-def _facts(request: StartRequest) -> Facts:
+def _facts(request: StartRequest) -> NodeFacts:
     """Return what this node is like."""
     copying = commands.later(lambda: _cannot_copy(request))
     image, project, container = "", store.project_folder(request.project), request.work.container

@@ -80,8 +80,8 @@ class _Target:
         else:
             incoming.close()
 
-    def confirm(self, _record: FileHead) -> bool:
+    def confirm(self, _head: FileHead) -> bool:
         return False
 
-    def gone(self, _record: FileHead) -> None:
+    def gone(self, _head: FileHead) -> None:
         pass
