@@ -101,8 +101,10 @@ def test_elastic_ips_of_a_local_zone_belong_to_it() -> None:
     (local,) = ClusterSpec(zones=("us-west-2-lax-1a",)).zones
     cards = (Interface(), Interface(1, 0, "efa-only"))
     for zone, group in (("us-west-2a", None), (local, "us-west-2-lax-1")):
-        context = replace(CONTEXT, region="us-west-2", subnets=(subnet(zone),), interfaces=cards)
-        assert params(planned(context=context), "address-0").get("NetworkBorderGroup") == group
+        subnets = subnet(zone), subnet("us-west-2b")
+        found = planned(context=replace(CONTEXT, region="us-west-2", subnets=subnets, interfaces=cards))
+        assert params(found, "address-0").get("NetworkBorderGroup") == group
+        assert (found.elastic_ips, planned().elastic_ips) == (2, 0)
 
 
 def test_ssh_rules_for_ipv4_and_ipv6_and_another_port() -> None:
