@@ -60,7 +60,7 @@ class GlobalOptions:
         chosen = {
             "-c": self.cluster,
             "--config": self.config,
-            "--region": self.region,
+            "--region": None if words[0] == "ls" else self.region,  # which would not list all
             "--profile": self.profile,
         }
         at = 1  # what the command itself names, right after the verb, and not among the words of a script

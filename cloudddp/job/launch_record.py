@@ -126,7 +126,7 @@ def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
             "no job of this cluster was launched from this computer, so none can be resumed here",
             hint="start one: `cloudddp launch SCRIPT`",
         )
-    return _read(folder, choose(ids, wanted, "was not launched from this computer"))
+    return _read(folder, choose(ids, wanted, "has not started, or was launched from another computer"))
 
 
 def choose(ids: Sequence[str], wanted: str | None, unknown: str) -> str:
