@@ -8,7 +8,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -164,13 +163,12 @@ def test_key_of_the_agent_logs_in(target: Target, home: Path, monkeypatch: pytes
         pytest.skip("needs ssh-agent")
     key = home / ".ssh" / "id_ed25519"
     key.chmod(0o600)
-    socket = home / "agent"
-    agent = subprocess.Popen(["ssh-agent", "-D", "-a", str(socket)], stdout=subprocess.DEVNULL)
+    path = str(home / "agent")
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", path], stdout=subprocess.DEVNULL)
     try:
-        while not socket.exists():
-            assert agent.poll() is None
-            time.sleep(0.01)
-        monkeypatch.setenv("SSH_AUTH_SOCK", str(socket))
+        with socket.socket(socket.AF_UNIX) as probe:
+            wait_for(lambda: probe.connect_ex(path) == 0, "the agent listens")  # a moment after it exists
+        monkeypatch.setenv("SSH_AUTH_SOCK", path)
         subprocess.run(["ssh-add", "-q", str(key)], check=True)
         key.unlink()
         Connection.open(target).close()
