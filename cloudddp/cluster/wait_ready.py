@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -63,17 +64,20 @@ def wait_running(
     """
     began = time.monotonic()
     public = connection_mode(spec) == "public"
-    pause, associated = 0.2, not public
+    pause, associated, all_run_since = 0.2, not public, math.inf
     shown: Collection[int] | None = None
     while True:
         found = refresh(aws, spec.name, cluster_id)
         found = found.only(only) if found and only else found
         running = _running(found, spec) if found else {}
         if found and not associated and len(running) == spec.nodes:
+            all_run_since = min(all_run_since, time.monotonic())
             if all(node.public_ip for node in running.values()):
                 associated = True
             elif associated := node_addresses.associate(aws, found, progress):
                 continue
+            elif time.monotonic() > all_run_since + timing.current().settle:
+                return found  # nodes of another route: the connection names those without a public address
         ready = {rank for rank, node in running.items() if node.public_ip or not public}
         if found and len(ready) == spec.nodes:
             if shown is not None:

@@ -203,7 +203,7 @@ def _login_key(target: Target) -> paramiko.PKey:
         return paramiko.Ed25519Key.from_private_key_file(str(target.private_key))
     except paramiko.PasswordRequiredException:
         why = "needs a passphrase, which cloudddp's own keys never have"
-    except (OSError, ValueError, paramiko.SSHException) as error:
+    except Exception as error:  # of any type, where the file is damaged
         why = f"cannot read the cluster's private key: {reason_of(error)}"
     raise ConnectError(
         f"{target.private_key}: {why}",

@@ -13,7 +13,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from support.harness import instances_of, lines_until, remaining
+from support.harness import instances_of, lines_until, remaining, wait_for
+from support.interrupts import interrupted_at
+from support.simlab import client_of
 from support.teardown_account import Account
 
 from cloudddp.aws.client import AWS
@@ -131,6 +133,24 @@ def test_next_region_is_tried(cli: Any, conditions: Any, remains: Any, other_reg
     err = cli.messages("down", "-y")
     assert err.count("using region us-west-2") == 1
     assert remaining(other_region, cli.cluster).nothing
+
+
+def test_interrupted_run_removes_its_cluster_in_the_region_that_was_tried_next(
+    cli: Any, conditions: Any, simulator: Any, other_region: Any
+) -> None:
+    """Also at the moment at which it is up, and where this computer knows of another region with the name."""
+    cli.env.update(CLOUDDDP_PRICE="1", CLOUDDDP_NODES="1")
+    third = client_of(simulator, "ec2", region_name="eu-west-1")
+    cli.ok("up", "--region", "eu-west-1")
+    third.terminate_instances(InstanceIds=instances_of(third, cli.cluster))
+    wait_for(lambda: not instances_of(third, cli.cluster), "the first cluster has ended")
+    conditions(capacity=full(*G5_ZONES))
+    words = ("run", "--regions", "us-east-1,us-west-2", "ok.py")
+    cli.write("ok.py", "")
+    _, err = interrupted_at(cli, "cli.actions.run:bring_up", *words)
+    assert "1 node terminated" in err
+    assert remaining(other_region, cli.cluster).nothing
+    cli.ok("down", "-y", "--region", "eu-west-1")
 
 
 def test_no_region_offers_the_type(account: Account) -> None:

@@ -310,9 +310,15 @@ def test_close_ends_a_command_in_another_thread(connection: Connection) -> None:
             running.result(60)
 
 
-def test_missing_private_key_is_named_and_not_retried(ssh_site: Site, tmp_path: Path) -> None:
-    target = ssh_site.target(ssh_site.server().port, private_key=tmp_path / "gone")
-    with pytest.raises(ConnectError, match="cannot read the cluster's private key: No such file") as caught:
+@pytest.mark.parametrize("size", [None, 0, 60, 200, 300])
+def test_missing_or_truncated_private_key_is_named_and_not_retried(
+    ssh_site: Site, tmp_path: Path, size: int | None
+) -> None:
+    path = tmp_path / "key"
+    if size is not None:
+        path.write_text(ssh_site.login.private[:size])
+    target = ssh_site.target(ssh_site.server().port, private_key=path)
+    with pytest.raises(ConnectError, match="cannot read the cluster's private key: ") as caught:
         Connection.open(target)
-    assert str(tmp_path / "gone") in caught.value.message
+    assert str(path) in caught.value.message
     assert caught.value.patience == 0

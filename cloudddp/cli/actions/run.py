@@ -143,6 +143,7 @@ def run(
         raise Interrupted(stopped.message) from None
     finally:
         if cleanup.cluster is not None:
+            session.account.region = cleanup.cluster.region  # Ctrl-C may have come before it was set above
             _end(session, cleanup.cluster, cleanup)
     return finished.exit_code or int(bool(cleanup.left.incomplete))
 

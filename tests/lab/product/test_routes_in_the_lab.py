@@ -128,6 +128,8 @@ def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, use
     refused = cli.fails(1, "exec", "--", "true", CLOUDDDP_CONNECT="public")
     assert f"node 0 ({found[0]['instance_id']}) has no public address" in refused
     assert "CLOUDDDP_CONNECT" in refused
+    refused = cli.fails(1, "up", "-n", "2", "-t", "g5.12xlarge", CLOUDDDP_CONNECT="public")
+    assert "has no public address" in refused
     assert "nothing to allow" in cli.fails(2, "allow-me")
     assert "nothing is left" in cli.ok("down")
 
