@@ -13,9 +13,10 @@ from typing import Optional
 
 from agent.files.scan import Scan
 from agent.jobs import phases, rank_records
-from agent.node import kernel, processes, store
+from agent.node import kernel, store
 from agent.watch.gpus import Gpus
 from agent.watch.stragglers import LOOKS, StepReports, step_report
+from agent.watch.usage import ResourceUsage
 from cloudddp.agent.protocol import event_files
 from cloudddp.agent.protocol.codec import ProtocolError, encode_utf8
 from cloudddp.agent.protocol.progress import Pace
@@ -83,7 +84,7 @@ class Measuring:
         self._rank_zero = RankZero(folder, project) if project else None
         self._gpus = gpus
         self._reports = StepReports(folder, LOOKS / 2 * interval)
-        self._use = processes.Use()
+        self._use = ResourceUsage()
 
     def take(self) -> Reading:
         at, running = round(time.time(), 2), rank_records.running(self.folder)

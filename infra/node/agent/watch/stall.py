@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
 from agent.jobs import job_record, phases, rank_records
-from agent.node import kernel, processes, store
+from agent.node import kernel, store
 from agent.ranks.causes import end_of_log
 from agent.watch import stacks
 from agent.watch.gpus import Gpus
+from agent.watch.usage import ResourceUsage
 from cloudddp.agent.protocol.codec import MAX_TEXT
 from cloudddp.agent.protocol.gang import Kind, Observed, PeerMessage
 from cloudddp.agent.protocol.jobs import MAX_AGO, Cause, Failure
@@ -72,7 +73,7 @@ class Activity:
         # Of an attempt before this one.
         self._earlier = set(rank_records.read(folder)) if limit > 0 else set()
         self._files: list[tuple[str, int, int]] = []
-        self._use = processes.Use()
+        self._use = ResourceUsage()
 
     def idle(self) -> float:
         """Return for how many seconds the ranks have done nothing."""
