@@ -7,7 +7,7 @@ from typing import Any
 
 import paramiko
 from support.harness import until
-from support.labnode import LabLaptop, attempt, inside, reachable, shell
+from support.labnode import LabLaptop, attempt, inside, shell
 from support.simlab import Laptop
 
 from cloudddp.simulator import control
@@ -21,12 +21,6 @@ def launch(laptop: LabLaptop, condition: dict[str, float]) -> Any:
     finally:
         control.conditions(laptop.sim, {"boot": dict.fromkeys(condition)})
     return node
-
-
-def test_node_runs_before_ssh_answers(lab_laptop: LabLaptop) -> None:
-    node = launch(lab_laptop, {"ssh_seconds": 600})
-    assert lab_laptop.state(node["InstanceId"]) == "running"
-    assert not reachable(lab_laptop.sim, node["PublicIpAddress"], 22)
 
 
 def test_pam_refuses_logins_while_nologin_exists(lab_laptop: LabLaptop) -> None:

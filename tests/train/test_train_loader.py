@@ -73,12 +73,6 @@ def test_without_workers_each_epoch_has_its_own_order() -> None:
         loader(batches(0))
 
 
-def test_reading_does_not_change_the_global_random_state() -> None:
-    before = torch.get_rng_state()
-    list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))(batches(0)))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 def test_dataset_on_a_device_is_read_in_this_process_unpinned() -> None:
     labels = torch.empty(9, dtype=torch.int64, device="meta")
     on_device = InMemoryDataset(torch.empty(9, 3, device="meta"), labels)
