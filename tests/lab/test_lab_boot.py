@@ -3,31 +3,17 @@ a node."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import paramiko
 from support.harness import until
 from support.labnode import LabLaptop, attempt, inside, shell
 from support.simlab import Laptop
-
-from cloudddp.simulator import control
-
-
-def launch(laptop: LabLaptop, condition: dict[str, float]) -> Any:
-    """Launch a node that boots under a condition."""
-    control.conditions(laptop.sim, {"boot": condition})
-    try:
-        (node,) = laptop.launch()
-    finally:
-        control.conditions(laptop.sim, {"boot": dict.fromkeys(condition)})
-    return node
 
 
 def test_pam_refuses_logins_while_nologin_exists(lab_laptop: LabLaptop) -> None:
     """OpenSSH with the node's own PAM: the key is accepted, then the account is refused, and sshd closes the
     connection within the authentication (auth2.c, userauth_finish; pam_nologin(8)). Root may log in, ubuntu
     not."""
-    node = launch(lab_laptop, {"nologin_seconds": 3})
+    node = lab_laptop.booting({"nologin_seconds": 3})
     refusals: list[Exception] = []
 
     def login() -> paramiko.SSHClient | None:

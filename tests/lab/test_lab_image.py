@@ -11,8 +11,6 @@ import pytest
 from support.harness import until
 from support.labnode import LabLaptop, attempt, shell
 
-from cloudddp.simulator import control
-
 USE_GPUS = (
     "import json, torch; n = torch.cuda.device_count(); used = []\n"
     "for k in range(n):\n"
@@ -30,11 +28,7 @@ def ssh(shared_lab_laptop: LabLaptop, node: Any) -> paramiko.SSHClient:
 @pytest.fixture(scope="module")
 def node(shared_lab_laptop: LabLaptop) -> Any:
     """A node with one defective GPU of four, and a cold disk."""
-    condition = {"failed_gpus": 1, "first_import_seconds": 600}
-    control.conditions(shared_lab_laptop.sim, {"boot": condition})
-    (launched,) = shared_lab_laptop.launch()
-    control.conditions(shared_lab_laptop.sim, {"boot": dict.fromkeys(condition)})
-    return launched
+    return shared_lab_laptop.booting({"failed_gpus": 1, "first_import_seconds": 600})
 
 
 def test_pytorch_is_not_on_path_and_reads_a_cold_disk_first(ssh: paramiko.SSHClient) -> None:
