@@ -101,7 +101,7 @@ SLOW = {
     "node/test_huge_lines.py": "256 MB of output",
     "node/test_units.py::test_unused_node_ends": "needs root and namespaces",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
-    "node/test_ranks_alone.py": "2 s each",
+    "node/test_straggler_detection.py::test_node_that_trains_alone_is_named_once": "8 s",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",
