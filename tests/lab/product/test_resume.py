@@ -75,7 +75,7 @@ def test_silent_node_is_replaced_only_on_request(cli: CommandLine, ec2: Any) -> 
     _, err = followed.communicate()
     fails = "node 1: EC2's instance status check has been failing since 20"
     assert fails in err
-    refused = cli.fails(1, "resume")
+    refused = cli.fails(1, "resume", SECRET="other")
     assert "EC2 says that node 1 runs, and it does not answer" in refused
     assert fails in refused
     assert "resume --replace 1" in refused
