@@ -230,15 +230,11 @@ def test_max_hours_sets_the_deadline_and_max_cost_an_earlier_one() -> None:
     assert 2.99 < the_plan.cost <= 3.0
 
 
-def replaced(expires: datetime) -> Any:
-    """What is sent for the node of rank 1 of a cluster of two, with another node's rank in its tags."""
-    launch = params(planned(ClusterSpec(nodes=2)), "nodes")
-    launch["TagSpecifications"][0]["Tags"].append({"Key": TAG_NODE_RANK, "Value": "0"})
-    return plan_replacement(launch, "c-1234", "data", 1, "us-east-1a", 2, expires).request.params
-
-
 def test_replacement_is_one_node_with_the_rank_that_it_takes() -> None:
-    sent_now = replaced(NOW + timedelta(minutes=10))
+    """Of a cluster of two, with another node's rank in its tags."""
+    launch, expires = params(planned(ClusterSpec(nodes=2)), "nodes"), NOW + timedelta(minutes=10)
+    launch["TagSpecifications"][0]["Tags"].append({"Key": TAG_NODE_RANK, "Value": "0"})
+    sent_now = plan_replacement(launch, "c-1234", "data", 1, "us-east-1a", 2, expires).request.params
     assert (sent_now["MinCount"], sent_now["MaxCount"]) == (1, 1)
     for one in sent_now["TagSpecifications"]:
         ranks = [tag["Value"] for tag in one["Tags"] if tag["Key"] == TAG_NODE_RANK]
