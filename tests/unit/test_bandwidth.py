@@ -1,4 +1,4 @@
-"""Bandwidth between nodes: the schedule of pairs, what ranks print, and which node is slow; versions of nodes."""
+"""Bandwidth between nodes: the schedule of pairs, what ranks print, which node is slow. Versions of nodes."""
 
 from __future__ import annotations
 
