@@ -16,6 +16,7 @@ import pytest
 import torch
 from support import processes
 from support.training import launch
+from support.training.damage import flip_a_bit
 from support.training.output import differing_paths, max_difference, stop_during_snapshot
 
 pytestmark = [
@@ -112,11 +113,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("example_ddp", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return launch.imported(SCRIPT)
 
 
 def test_order_depends_on_seed_and_epoch_and_uses_each_sample_once(example: ModuleType) -> None:
@@ -259,13 +256,6 @@ def test_newest_snapshot_of_any_node_is_elected(trained: Callable[..., Path], tm
     for node in (nodes[1], missed):
         assert differing_paths(load(node / "latest.pt"), latest) == []
         assert differing_paths(load(node / "best.pt"), load(new / "best.pt")) == []
-
-
-def flip_a_bit(path: Path) -> None:
-    """In the middle, which is the content of a tensor: torch alone reads it as another number."""
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def test_damaged_newest_snapshot_is_skipped(trained: Callable[..., Path], tmp_path: Path) -> None:

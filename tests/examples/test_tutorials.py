@@ -7,7 +7,6 @@ and the folder are the test's own.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import math
 import re
 import shlex
@@ -132,11 +131,7 @@ def read(path: Path) -> Any:
 
 
 def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"tutorial_{name}", FOLDER / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return launch.imported(FOLDER / f"{name}.py")
 
 
 def test_mnist_learns_and_ranks_have_equal_weights(tmp_path: Path) -> None:

@@ -152,24 +152,19 @@ def test_deadline_ends_a_node_with(broken: dict[str, Case | Exception], fault: s
     assert shown["StateReason"]["Code"] == "Client.InstanceInitiatedShutdown"
 
 
-def booting(laptop: LabLaptop, condition: str, seconds: float, expires: datetime) -> dict[str, Any]:
-    """Launch a node that boots under a condition."""
-    control.conditions(laptop.sim, {"boot": {condition: seconds}})
-    try:
-        (node,) = laptop.launch(
-            UserData=product_user_data(laptop, expires=expires), InstanceInitiatedShutdownBehavior="terminate"
-        )
-    finally:
-        control.conditions(laptop.sim, {"boot": {condition: None}})
-    return node
+def booting(laptop: LabLaptop, condition: str, expires: datetime) -> dict[str, Any]:
+    """Launch a node whose boot waits for an hour."""
+    data = product_user_data(laptop, expires=expires)
+    more = {"UserData": data, "InstanceInitiatedShutdownBehavior": "terminate"}
+    return laptop.booting({condition: 3600}, **more)
 
 
 def test_deadline_ends_a_boot_that_hangs(lab_laptop: LabLaptop) -> None:
     """runcmd comes after multi-user.target: armed there, a node whose boot hangs would have no deadline at
     all. Nobody is connected: the laptop that started the node may be gone."""
     expires = datetime.now(UTC).replace(microsecond=0) + 2 * AHEAD
-    silent = booting(lab_laptop, "ssh_seconds", 3600, expires)
-    unfinished = booting(lab_laptop, "final_seconds", 3600, expires)
+    silent = booting(lab_laptop, "ssh_seconds", expires)
+    unfinished = booting(lab_laptop, "final_seconds", expires)
     client = lab_laptop.login(unfinished)
     assert shell(client, "cloud-init status") == "status: running"
     assert shell(client, f"systemctl is-active {UNIT}.timer") == "active"
@@ -181,7 +176,7 @@ def test_deadline_ends_a_boot_that_hangs(lab_laptop: LabLaptop) -> None:
 def test_apt_waits_for_the_lock_of_unattended_upgrades(lab_laptop: LabLaptop) -> None:
     """Set-up commands run in the minutes in which apt-daily.service holds the lock on a new node."""
     expires = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
-    client = lab_laptop.login(booting(lab_laptop, "apt_lock_seconds", 3600, expires))
+    client = lab_laptop.login(booting(lab_laptop, "apt_lock_seconds", expires))
     done = attempt(client, "sudo timeout 6 apt-get -f -y install")
     if b"No such file" in done.err:
         pytest.skip("this computer has no apt")

@@ -7,23 +7,11 @@ import os
 import shlex
 import signal
 from pathlib import Path
-from typing import Any
 
 from support.harness import until
 from support.labnode import LabLaptop, attempt, reachable, reconnect, shell
 
 from cloudddp.simulator.linux import processes
-
-
-def pids(laptop: LabLaptop, node: dict[str, Any]) -> list[int]:
-    return [process.pid for process in processes.belonging(laptop.sim.home, node["InstanceId"])]
-
-
-def comm(pid: int) -> str:
-    return Path(f"/proc/{pid}/comm").read_text().strip()
-
-
-# -- files left by root of a node --------------------------------------------------------------------------
 
 
 def test_reboot_follows_nothing_that_root_has_left(lab_laptop: LabLaptop, tmp_path: Path) -> None:
@@ -57,7 +45,8 @@ def test_reboot_follows_nothing_that_root_has_left(lab_laptop: LabLaptop, tmp_pa
 def test_node_cannot_forge_how_it_ended(lab_laptop: LabLaptop) -> None:
     (node,) = lab_laptop.launch()
     shell(lab_laptop.login(node), "echo poweroff | sudo tee /run/cloudddp/power")
-    (first,) = [p for p in pids(lab_laptop, node) if comm(p) == "init"]
+    pids = [process.pid for process in processes.belonging(lab_laptop.sim.home, node["InstanceId"])]
+    (first,) = [pid for pid in pids if Path(f"/proc/{pid}/comm").read_text() == "init\n"]
     os.kill(first, signal.SIGKILL)  # from the host: signals of the node do not reach it
     until(lambda: lab_laptop.state(node["InstanceId"]) == "terminated")
     shown = lab_laptop.describe(node["InstanceId"])[0]
@@ -85,6 +74,3 @@ def test_init_of_a_node(lab_laptop: LabLaptop) -> None:
     assert attempt(ssh, f"sudo systemctl reload {unit}").status == 1
     shell(ssh, f"sudo systemctl start {unit}; systemctl is-active {unit}")
     assert shell(lab_laptop.login(node), "pgrep -f '^sshd: .*listener'") != before
-
-
-# -- faults --------------------------------------------------------------------------------------------------

@@ -134,6 +134,3 @@ def test_sudo_passes_streams_signals_and_exit_code(client: paramiko.SSHClient) -
     assert attempt(client, "sudo no-such-command").status == 1
     shell(client, "sudo sleep 4321 & sleep 1; kill -TERM $!; wait $!; true")
     until(lambda: attempt(client, "pgrep -f '[s]leep 4321'").status == 1)
-
-
-# -- GPUs ----------------------------------------------------------------------------------------------------

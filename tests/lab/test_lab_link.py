@@ -15,7 +15,6 @@ import pytest
 from support.harness import until
 from support.labnode import LabLaptop, inside, serve, shell
 
-from cloudddp.errors import CloudDDPError
 from cloudddp.simulator import control
 from cloudddp.simulator.linux import processes
 from cloudddp.ssh.target import open_socket
@@ -93,9 +92,3 @@ def test_process_of_the_link(home: Path) -> None:
     control.conditions(sim, {"link": {"latency": 0.1}})
     control.stop(home)
     assert processes.belonging(home) == []
-
-
-def test_process_nodes_have_no_link(sim: control.Simulator) -> None:
-    with pytest.raises(CloudDDPError, match="link: it needs nodes in the lab; these are process nodes"):
-        control.conditions(sim, {"link": {"latency": 0.1}})
-    assert control.conditions(sim, {})["link"] == {}

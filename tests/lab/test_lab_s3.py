@@ -45,17 +45,6 @@ class Node:
         words = ["/opt/pytorch/bin/python", "-c", CALL, region, method, json.dumps(params)]
         return shell(self.client, f"env {variables} {shlex.join(words)}").strip()
 
-    def metadata(self, path: str) -> str:
-        token = (
-            'curl -sX PUT -H "X-aws-ec2-metadata-token-ttl-seconds: 60" '
-            "http://169.254.169.254/latest/api/token"
-        )
-        return shell(
-            self.client,
-            f'curl -sw "\\n%{{http_code}}" -H "X-aws-ec2-metadata-token: $({token})" '
-            f"http://169.254.169.254/latest/meta-data/{path}",
-        )
-
 
 @pytest.fixture(scope="module")
 def bucket(lab: control.Simulator) -> Iterator[str]:
@@ -71,14 +60,6 @@ def profile(lab: control.Simulator) -> Iterator[str]:
 def node(shared_lab_laptop: LabLaptop, bucket: str, profile: str) -> Node:
     instance = shared_lab_laptop.launch(IamInstanceProfile={"Name": profile})[0]
     return Node(shared_lab_laptop.login(instance))
-
-
-def test_metadata_has_the_credentials_of_the_role(node: Node) -> None:
-    assert node.metadata("iam/security-credentials/").split() == ["writer", "200"]
-    found = json.loads(node.metadata("iam/security-credentials/writer").rpartition("\n")[0])
-    assert found["Code"] == "Success"
-    assert found["AccessKeyId"].startswith("ASIA")
-    assert {"LastUpdated", "Type", "SecretAccessKey", "Token", "Expiration"} < found.keys()
 
 
 def test_role_may_write_where_its_policy_allows(node: Node, lab: control.Simulator) -> None:

@@ -1,9 +1,12 @@
-"""Insufficient capacity, quotas, offerings and addresses, with EC2's errors."""
+"""Insufficient capacity, quotas, offerings and addresses, with EC2's errors; which family has which quota."""
 
 from __future__ import annotations
 
 import pytest
 from support.account import Account, refused
+
+from cloudddp.simulator.ec2 import catalog
+from cloudddp.simulator.ec2.patch import add, wrap
 
 
 def test_insufficient_capacity_names_other_zones(
@@ -50,7 +53,6 @@ def test_quota_counts_running_vcpus(account: Account) -> None:
 
 
 def test_on_demand_and_spot_have_quotas_of_their_own(account: Account) -> None:
-    """Which family has which quota: test_sim_patches.py."""
     spot = {"InstanceMarketOptions": {"MarketType": "spot"}}
     account.conditions(quota={"on-demand-p": 0, "on-demand-standard": 0, "spot-g": 0})
     account.launch()
@@ -73,3 +75,40 @@ def test_free_addresses_condition(account: Account) -> None:
         account.launch(SubnetId=subnet)
     account.end(first["InstanceId"])
     account.launch(SubnetId=subnet)
+
+
+# -- look-ups of instance types; patching of moto, which fails if moto is not as expected --------------------
+
+
+class Theirs:
+    def known(self) -> str:
+        return "theirs"
+
+
+def test_missing_method_is_reported() -> None:
+    with pytest.raises(RuntimeError, match=r"Theirs\.gone.*moto 5\.2"):
+        wrap(Theirs, "gone", lambda original: original)
+
+
+def test_new_method_of_moto_is_not_overwritten() -> None:
+    with pytest.raises(RuntimeError, match=r"Theirs\.known"):
+        add(Theirs, known=lambda _: "ours")
+    assert Theirs().known() == "theirs"
+
+
+@pytest.mark.parametrize(
+    ("instance_type", "on_demand", "spot"),
+    [
+        ("g4dn.xlarge", "on-demand-g", "spot-g"),
+        ("gr6.4xlarge", "on-demand-g", "spot-g"),
+        ("vt1.3xlarge", "on-demand-g", "spot-g"),
+        ("p4d.24xlarge", "on-demand-p", "spot-p"),
+        ("p5en.48xlarge", "on-demand-p", "spot-p5"),
+        ("p6-b200.48xlarge", "on-demand-p", "spot-p5"),
+        ("m5.large", "on-demand-standard", "spot-standard"),
+        ("trn1.2xlarge", "on-demand-other", "spot-other"),
+    ],
+)
+def test_quota_by_family(instance_type: str, on_demand: str, spot: str) -> None:
+    assert catalog.quota(instance_type, spot=False) == on_demand
+    assert catalog.quota(instance_type, spot=True) == spot

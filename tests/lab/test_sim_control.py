@@ -260,9 +260,11 @@ def test_web_page_cannot_use_the_api(sim: control.Simulator) -> None:
         assert refused.value.code == 403
 
 
-def test_settings_of_a_boot_that_other_nodes_have_are_refused(sim: control.Simulator) -> None:
-    with pytest.raises(
-        CloudDDPError, match="ssh_socket has no effect on process nodes; only machine nodes have it"
+def test_conditions_that_other_nodes_have_are_refused(sim: control.Simulator) -> None:
+    for name, condition, why in (
+        ("boot", {"ssh_socket": 1}, "ssh_socket has no effect on process nodes; only machine nodes have it"),
+        ("link", {"latency": 0.1}, "link: it needs nodes in the lab; these are process nodes"),
     ):
-        control.conditions(sim, {"boot": {"ssh_socket": 1}})
-    assert control.conditions(sim, {})["boot"] == {}
+        with pytest.raises(CloudDDPError, match=why):
+            control.conditions(sim, {name: condition})
+        assert control.conditions(sim, {})[name] == {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
+from support.account import Account, refused
 from support.harness import until
 from support.networks import create_subnet
 from support.simlab import Laptop, cloud_config, execute
@@ -132,11 +133,15 @@ def test_deadline_after_reboot_and_without_processes(laptop: Laptop) -> None:
     nodes = laptop.launch(2, UserData=data, InstanceInitiatedShutdownBehavior="terminate")
     laptop.ec2.reboot_instances(InstanceIds=[nodes[0]["InstanceId"]])
     os.kill(start_daemon(laptop, nodes[1]), signal.SIGKILL)
+    code = "Client.InstanceInitiatedShutdown"
+    reason = {"Code": code, "Message": f"{code}: Instance initiated shutdown"}
     for node in nodes:
         until(lambda name=node["InstanceId"]: laptop.state(name) == "terminated")
-        reason = laptop.describe(node["InstanceId"])[0]["StateReason"]
-        assert reason["Code"] == "Client.InstanceInitiatedShutdown"
+        (shown,) = laptop.describe(node["InstanceId"])
+        assert (shown["StateReason"], shown["StateTransitionReason"]) == (reason, "")
     assert datetime.now(UTC) >= moment.replace(microsecond=0)
+    laptop.terminate(nodes[0]["InstanceId"])  # an end that has an own reason keeps it
+    assert laptop.describe(nodes[0]["InstanceId"])[0]["StateReason"] == reason
 
 
 def test_deadline_passed_while_stopped_ends_the_instance_at_start(laptop: Laptop) -> None:
@@ -179,3 +184,23 @@ def test_node_that_cannot_start_fails_the_launch_with_the_reason(laptop: Laptop)
         (after,) = laptop.describe(instance["InstanceId"])
         assert after["StateReason"]["Code"] == "Server.InternalError"
         assert reason in after["StateReason"]["Message"]
+
+
+def test_only_persistent_spot_instances_can_be_stopped(account: Account) -> None:
+    def spot(kind: str) -> str:
+        options = {"MarketType": "spot", "SpotOptions": {"SpotInstanceType": kind}}
+        return str(account.running(InstanceMarketOptions=options)[0]["InstanceId"])
+
+    def states(*ids: str) -> set[str]:
+        return {account.describe(one)["State"]["Name"] for one in ids}
+
+    ids = [str(account.running()[0]["InstanceId"]), spot("one-time")]
+    with refused("UnsupportedOperation") as refusal:
+        account.ec2.stop_instances(InstanceIds=ids)
+    cannot_stop = f"You can't stop the Spot Instance '{ids[1]}' because it is associated with"
+    assert refusal.message.startswith(cannot_stop)
+    assert states(*ids) == {"running"}
+    persistent = spot("persistent")
+    for call, state in ((account.ec2.stop_instances, "stopped"), (account.ec2.start_instances, "running")):
+        call(InstanceIds=[persistent])
+        until(lambda state=state: states(persistent) == {state})

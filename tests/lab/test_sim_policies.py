@@ -224,6 +224,8 @@ def test_decode_authorization_message(
     assert found["context"]["action"] == "ec2:RunInstances"
     assert found["context"]["resource"] == f"{OF_ACCOUNT}instance/*"
     assert found["matchedStatements"]["items"][0]["statementId"] == "NoP5"
+    given = {"key": "ec2:InstanceType", "values": {"items": [{"value": "p5.48xlarge"}]}}
+    assert given in found["context"]["conditions"]["items"]
     with refused("InvalidAuthorizationMessageException"):
         sts.decode_authorization_message(EncodedMessage="nonsense")
 

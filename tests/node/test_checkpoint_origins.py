@@ -10,7 +10,7 @@ import pytest
 from support.agentnode import first_of, until
 from support.gangs import Gangs
 
-from cloudddp.agent.protocol.checkpoints import Checkpoints, Part, refusal
+from cloudddp.agent.protocol.checkpoints import Checkpoints, refusal
 from cloudddp.agent.protocol.file_steps import REPLACED
 from cloudddp.agent.protocol.jobs import Verdict
 from cloudddp.agent.protocol.phases import JobPhase
@@ -56,12 +56,9 @@ def run(job: Gangs, name: str, code: str, **more: object) -> Verdict:
     return verdicts[0]
 
 
-def parts(job: Gangs, node: int, *present: str) -> tuple[Part, ...]:
-    return job[node].call(NewFilesRequest("p", (), (), present=present)).checkpoints
-
-
 def known(job: Gangs) -> Checkpoints:
-    return Checkpoints({peer.node: parts(job, peer.node) for peer in job.gang.peers})
+    request = NewFilesRequest("p", (), (), present=())
+    return Checkpoints({peer.node: job[peer.node].call(request).checkpoints for peer in job.gang.peers})
 
 
 def have(job: Gangs, node: int) -> dict[str, str]:

@@ -142,7 +142,6 @@ def test_containers_of_a_client_that_was_killed_are_ended(docker: Node) -> None:
 
 
 def test_ranks_in_containers_end_without_their_agent(docker: Node) -> None:
-    guard = None
     start(docker, FOREVER, grace=1.0)
     pid, supervisor = docker.rank_pid(0), docker.supervisor_pid()
     guard = int(Path(f"/proc/{supervisor}/stat").read_text().rsplit(")", 1)[1].split()[1])

@@ -48,7 +48,7 @@ def files(node: Node, path: str = "data") -> dict[str, bytes]:
 
 def test_prefix_is_copied_and_only_what_differs_is_read_again(node: Node, s3: S3) -> None:
     put(s3, **{"sets/one/a b/\u65e5": "1", "sets/one/large": LARGE})
-    put(s3, **{"sets/one/folder/": "", "sets/one-not": "x"})
+    put(s3, **{"sets/one/folder/": "", "sets/one-not": "x", "sets/two/b": "2"})
     assert copy(node, 'cat "$CLOUDDDP_DATA_DATA/a b/"* > seen') == SetupReply(exit_code=0)
     assert files(node) == {"a b/\u65e5": b"1", "large": LARGE}
     assert (node.project / "seen").read_text() == "1"
@@ -71,6 +71,10 @@ def test_prefix_is_copied_and_only_what_differs_is_read_again(node: Node, s3: S3
     s3.client.delete_object(Bucket=BUCKET, Key="sets/one/new")
     assert copy(node).exit_code == 0
     assert set(files(node)) == {"a b/\u65e5", "large"}
+    # Another prefix takes the place of the first, there or elsewhere in the project.
+    for path in ("data", "deep/in/the/project"):
+        assert copy(node, prefix="sets/two", path=path).exit_code == 0
+        assert files(node, path) == {"b": b"2"}
 
 
 def test_bucket_in_another_region_is_named(node: Node, s3: S3) -> None:

@@ -100,7 +100,7 @@ def test_job_follows_a_deadline_that_is_moved(node: Node) -> None:
 def test_deadline_is_a_notice(node: Node) -> None:
     """A job that begins shortly before the deadline is told to save in the middle of the time that is
     left."""
-    node.start(SAVES, deadline=Deadline(16.0, "2030-01-01 12:00 UTC"), save=15.0)
+    node.start(SAVES, deadline=Deadline(12.0, "2030-01-01 12:00 UTC"), save=15.0)
     until((node.project / "ready").exists)
     state = node.ended()
     assert (node.project / "saved").exists()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from support.agentnode import Node, gone, processes_of, until
+from support.exposed import files_with
 from support.gangs import Make
 from support.programs import first_on_path
 from support.webhooks import SECRET, Webhook
@@ -43,12 +44,6 @@ def hook() -> Iterator[Webhook]:
     server.close()
 
 
-def holding(text: str, *folders: Path) -> list[Path]:
-    """Return the files below these folders that hold a text."""
-    files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
-    return [path for path in files if text.encode() in path.read_bytes()]
-
-
 def log(node: Node) -> str:
     path = node.folder() / "launcher.log"
     return path.read_text() if path.exists() else ""
@@ -70,8 +65,12 @@ def test_failure_is_sent_once_with_what_failed_first_and_no_secret(gangs: Make, 
     )
     assert hook.paths == [f"/services/{SECRET}?a=b"]
     homes = [one.home for one in gang.nodes]
-    assert holding(SECRET, *homes) == []
-    assert sorted(path.name for path in holding(TOKEN, *homes)) == ["1.log", "verdict.json", "verdict.json"]
+    assert files_with(SECRET, *homes) == []
+    assert sorted(path.name for path in files_with(TOKEN, *homes)) == [
+        "1.log",
+        "verdict.json",
+        "verdict.json",
+    ]
     masked = json.loads((gang[0].folder() / "masked.json").read_text())  # for the report
     assert masked["last_lines"][-1] == "RuntimeError: <!channel> no login with ****"
 
@@ -103,7 +102,7 @@ def test_answer_that_is_no_success_is_noted(node: Node, hook: Webhook, status: i
     assert len(hook.paths) == tries
     gone(node.home)
     assert note in (node.folder() / "supervisor.log").read_text()
-    assert holding(SECRET, node.home) == []
+    assert files_with(SECRET, node.home) == []
 
 
 @pytest.fixture
@@ -176,7 +175,7 @@ def test_command_gets_the_event_and_the_variables(node: Node) -> None:
     assert not (node.project / "hacked").exists()
     assert "said" in (node.folder() / "supervisor.log").read_text()
     gone(node.home)
-    assert holding(SECRET, node.folder()) == []
+    assert files_with(SECRET, node.folder()) == []
 
 
 def test_command_that_cannot_run_is_noted(node: Node) -> None:

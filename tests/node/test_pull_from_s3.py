@@ -11,6 +11,7 @@ from support.s3_server import S3
 
 from cloudddp.agent.protocol.copies import Destination
 from cloudddp.agent.protocol.writing import begun_name
+from cloudddp.aws import s3 as s3_objects
 from cloudddp.aws.client import AWS
 from cloudddp.errors import AWSError, CloudDDPError
 from cloudddp.job.results import s3_pull
@@ -20,8 +21,6 @@ from cloudddp.job.results.pull import Pulled
 BUCKET, PREFIX = "results", "team/c/job"
 PLACE = Destination(BUCKET, PREFIX, (), limit=9.0, patience=9.0)
 MTIME = 1_700_000_000_000_000_001  # ns
-
-
 LIST = (
     '<ListBucketResult><Contents><Key>{key}</Key><Size>{size}</Size><ETag>"x"</ETag></Contents>'
     "<IsTruncated>false</IsTruncated></ListBucketResult>"
@@ -59,7 +58,12 @@ def below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir())
 
 
-def test_files_and_links_are_placed_with_their_times(aws: AWS, s3: S3, to: Path) -> None:
+def test_files_and_links_are_placed_with_their_times(
+    aws: AWS, s3: S3, to: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large object is read in ranges."""
+    monkeypatch.setattr(s3_objects, "PART", 1 << 20)
+    put(s3, "runs/large", large := bytes(range(256)) * (1 << 13) + b"end")
     put(s3, "runs/a b/model+%20", b"weights")
     put(s3, "runs/empty")
     killed = to / name_of("s3", BUCKET, PREFIX, "0") / "files"  # left by a pull that was killed
@@ -71,14 +75,15 @@ def test_files_and_links_are_placed_with_their_times(aws: AWS, s3: S3, to: Path)
     for number in range(50):
         put(s3, f"runs/many/{number}", str(number).encode())
     found = pulled(aws, to)
-    assert (found.files, found.notes, found.left) == (53, (), ())
+    assert (found.files, found.notes, found.left) == (54, (), ())
+    assert (to / "runs/large").read_bytes() == large
     assert (to / "runs/a b/model+%20").read_bytes() == b"weights"
     assert (to / "runs/a b/model+%20").stat().st_mtime_ns == MTIME
     assert (to / "runs/empty").read_bytes() == b""
     assert (to / "runs/last").readlink() == Path("a b/model+%20")
     assert [(to / f"runs/many/{number}").read_text() for number in range(50)] == [*map(str, range(50))]
     assert sorted(path.name for path in to.iterdir()) == ["runs"]
-    assert len(reads(s3)) == 53
+    assert len(reads(s3)) == 53 + 3
 
 
 def test_names_and_links_that_lead_elsewhere_are_left_out(aws: AWS, s3: S3, to: Path) -> None:

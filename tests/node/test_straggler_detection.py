@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,25 @@ def test_what_a_rank_reports_is_in_range(tmp_path: Path, text: str, expected: St
     assert step_report(tmp_path / "0.json") == expected
     os.mkfifo(tmp_path / "1.json")  # a pipe does not block the agent
     assert step_report(tmp_path / "1.json") is None
+
+
+# -- ranks that train on each node alone: such a job succeeds, and costs as much as all its nodes ------------
+
+
+NOTE = "node 1: no rank has connected to another node"
+ADDRESSES = ("127.0.0.3", "127.0.0.2")
+# A group of its own, as that of mp.spawn with MASTER_ADDR=localhost.
+LOCAL = (
+    "import socket, time\nserver = socket.create_server(('127.0.0.1', 0))\nclient = "
+    "socket.create_connection(server.getsockname())\ntime.sleep(8)\n"
+)
+
+
+def test_node_that_trains_alone_is_named_once(gangs: Make) -> None:
+    """In a gang of two nodes with different addresses."""
+    job = gangs(2)
+    peers = tuple(replace(p, address=where) for p, where in zip(job.gang.peers, ADDRESSES, strict=True))
+    job.gang = replace(job.gang, peers=peers)
+    job.start(LOCAL, LOCAL, alone_seconds=6.0)
+    assert job.verdict().phase is JobPhase.SUCCEEDED
+    assert [job.log(rank, rank).decode().count(NOTE) for rank in range(2)] == [0, 1]

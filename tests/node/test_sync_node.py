@@ -45,6 +45,17 @@ def test_any_file_name_and_content_arrives(here: Path, synced: LocalCluster) -> 
     assert synced.sent == sent
 
 
+def test_many_small_files_share_frames(here: Path, synced: LocalCluster) -> None:
+    """A file costs its name in the listing, and a record beside those of hundreds of other files."""
+    many, sizes = 3000, list[int]()
+    put(here, {f"{number:06}.txt": "" for number in range(many)})
+    synced.runner.on_piece = lambda _node, piece: sizes.append(len(piece))
+    assert f"sending {many} files, 0 bytes" in synced.sync(here)
+    assert tree(synced.project) == tree(here)
+    assert sum(size > 0 for size in sizes) < many / 100
+    assert synced.sent < 100 * many
+
+
 def test_only_changes_are_sent_and_files_of_jobs_are_kept(here: Path, synced: LocalCluster) -> None:
     """Also one with the name and time of a file that was synced, as a command of [job] setup extracts it from
     an archive."""

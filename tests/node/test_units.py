@@ -3,7 +3,6 @@ and host-key.sh."""
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import os
 import re
@@ -19,7 +18,7 @@ import yaml
 from support.harness import ROOT, cannot
 from support.programs import program
 
-from cloudddp.cluster.user_data import IDLE_CHECK, SERVICE, TIMER, Identity, idle_files, user_data
+from cloudddp.cluster.user_data import IDLE_CHECK, Identity, idle_files, user_data
 
 DEADLINE = datetime(2026, 11, 20, 14, 30, 5, tzinfo=UTC)
 CREATED = DEADLINE - timedelta(hours=2)
@@ -53,13 +52,6 @@ def units() -> dict[str, str]:
     return written
 
 
-def section(unit: str, name: str) -> dict[str, str]:
-    parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(units()[unit])
-    return dict(parser[name])
-
-
 @needs_systemd
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     for name, text in units().items():
@@ -69,17 +61,6 @@ def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
     about_ours = [line for line in done.stderr.splitlines() if "cloudddp" in line]
     assert (done.returncode, about_ours) == (0, []), done.stderr
-
-
-def test_timer_has_a_second_trigger_and_catches_up() -> None:
-    """Without default dependencies the service does not conflict with shutdown.target: it has to run until
-    the power is off."""
-    assert section("cloudddp-deadline.service", "Unit")["DefaultDependencies"] == "no"
-    timer = section("cloudddp-deadline.timer", "Timer")
-    found = [timer[name] for name in ("OnCalendar", "Persistent", "OnBootSec")]
-    assert found == ["2026-11-20 14:30:05 UTC", "true", "7200"]
-    assert "Unit" not in timer  # by its name it starts cloudddp-deadline.service
-    assert Path(TIMER).stem == Path(SERVICE).stem
 
 
 PLAIN, DIRECT, FORCED = "--no-block poweroff", "poweroff --force --force", "poweroff --force"
@@ -110,13 +91,17 @@ while [ "$(wc -l < {folder}/calls)" -lt "$(wc -l < {folder}/seconds)" ]; do slee
 def test_poweroff_that_hangs_leads_to_the_next_one(
     tmp_path: Path, hanging: tuple[str, ...], called: list[str], within: int
 ) -> None:
-    """Runs the commands of the service one after the other, as systemd does, with a systemctl that hangs."""
+    """Runs the commands of the service one after the other, as systemd does, with a systemctl that hangs.
+    Without default dependencies it does not conflict with shutdown.target: it has to run until the power is
+    off."""
+    service = units()["cloudddp-deadline.service"].splitlines()
+    assert "DefaultDependencies=no" in service
     pattern = "|".join(f'"{one}"' for one in hanging) or '""'
     commands = ""
     (tmp_path / "calls").touch()
     for name, text in (("systemctl", SYSTEMCTL), ("sleep", SLEEP)):
         program(tmp_path / name, text.format(folder=tmp_path, hanging=pattern))
-    for line in units()["cloudddp-deadline.service"].splitlines():
+    for line in service:
         if line.startswith("ExecStart="):
             command = line.split("=", 1)[1].lstrip("-")
             commands += re.sub(r"/bin/(systemctl|sleep)\b", rf"{tmp_path}/\1", command) + "\n"

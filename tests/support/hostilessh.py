@@ -35,10 +35,7 @@ class HostileTransport(paramiko.Transport):  # type: ignore[misc]  # paramiko ha
             self.packetizer.write_all(data)
 
 
-class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
-    def __init__(self, transport: HostileTransport, attack: Attack) -> None:
-        self._transport, self._attack = transport, attack
-
+class Accepting(paramiko.ServerInterface):  # type: ignore[misc]
     def get_allowed_auths(self, _user: str) -> str:
         return "publickey"
 
@@ -47,6 +44,11 @@ class _Accepting(paramiko.ServerInterface):  # type: ignore[misc]
 
     def check_channel_request(self, _kind: str, _number: int) -> int:
         return int(paramiko.OPEN_SUCCEEDED)
+
+
+class _Attacking(Accepting):
+    def __init__(self, transport: HostileTransport, attack: Attack) -> None:
+        self._transport, self._attack = transport, attack
 
     def check_channel_exec_request(self, channel: paramiko.Channel, command: bytes) -> bool:
         threading.Thread(target=self._run, args=(channel, command), daemon=True).start()
@@ -72,15 +74,20 @@ def end(channel: paramiko.Channel) -> None:
 @contextlib.contextmanager
 def hostile(host_key: str, attack: Attack) -> Iterator[int]:
     """The port of a server that calls `attack` for each command."""
-    with listening(lambda connection: _serve(connection, host_key, attack)) as port:
+
+    def serve(connection: socket.socket) -> None:
+        transport = transport_of(connection, host_key)
+        with contextlib.suppress(paramiko.SSHException, EOFError):
+            transport.start_server(server=_Attacking(transport, attack))
+
+    with listening(serve) as port:
         yield port
 
 
-def _serve(connection: socket.socket, host_key: str, attack: Attack) -> None:
+def transport_of(connection: socket.socket, host_key: str) -> HostileTransport:
     transport = HostileTransport(connection)
     transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(host_key)))
-    with contextlib.suppress(paramiko.SSHException, EOFError):
-        transport.start_server(server=_Accepting(transport, attack))
+    return transport
 
 
 @contextlib.contextmanager

@@ -26,15 +26,14 @@ class JumpHost:
         )
         until(lambda: reachable(laptop.sim, self.public, 22))
 
-    def write_ssh_files(self, home: Path, *, known: bool = True) -> None:
-        """Write ~/.ssh of a user who has the key, and who has logged in before (`known`)."""
+    def write_ssh_files(self, home: Path) -> None:
+        """Write ~/.ssh of a user who has the key, and who has logged in before."""
         folder = home / ".ssh"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         key = folder / "id_ed25519"
         key.write_text(self._laptop.key.private)
         key.chmod(0o600)
-        line = f"{self.public} {self._laptop.host_key.public}\n"
-        (folder / "known_hosts").write_text(line if known else "")
+        (folder / "known_hosts").write_text(f"{self.public} {self._laptop.host_key.public}\n")
 
 
 def rules(ec2: Any, cluster: str, port: int) -> list[str]:

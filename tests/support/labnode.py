@@ -23,7 +23,7 @@ from cloudddp.simulator.hosts import lab_namespaces
 from cloudddp.simulator.linux import kernel
 
 ECHO = (
-    "import socket,sys;s=socket.create_server(('0.0.0.0',int(sys.argv[1])));"
+    "import socket;s=socket.create_server(('0.0.0.0',4000));"
     "print('up',flush=True)\nwhile True: c,a=s.accept(); c.sendall(a[0].encode()); c.close()"
 )
 
@@ -83,12 +83,15 @@ class LabLaptop(Laptop):
 
     def connect(self, address: str, **more: Any) -> paramiko.SSHClient:
         """As Laptop.connect, from inside the lab; waits until sshd has started."""
+        early = (paramiko.ssh_exception.NoValidConnectionsError, TimeoutError, EOFError, ConnectionError)
+        if not more.get("verify", True):
+            early = (*early, OSError, paramiko.SSHException)
 
         def attempt() -> paramiko.SSHClient | None:
             try:
                 with inside(self.sim):
                     return Laptop.connect(self, address, **more)
-            except (paramiko.ssh_exception.NoValidConnectionsError, TimeoutError, EOFError, ConnectionError):
+            except early:
                 return None
 
         return until(attempt)
@@ -99,26 +102,15 @@ class LabLaptop(Laptop):
 
     def login_unverified(self, instance: dict[str, Any]) -> paramiko.SSHClient:
         """As `login`, but accept any host key, for a node without an injected one."""
+        return self.login(instance, verify=False)
 
-        def attempt() -> paramiko.SSHClient | None:
-            client = paramiko.SSHClient()
-            client.set_missing_host_key_policy(paramiko.AutoAddPolicy())  # noqa: S507  inside the lab
-            self._clients.append(client)
-            try:
-                with inside(self.sim):
-                    client.connect(
-                        instance["PublicIpAddress"],
-                        username="ubuntu",
-                        pkey=self.key.paramiko,
-                        allow_agent=False,
-                        look_for_keys=False,
-                        timeout=300,
-                    )
-            except (OSError, paramiko.SSHException, EOFError):
-                return None
-            return client
-
-        return until(attempt)
+    def booting(self, condition: dict[str, float], **more: Any) -> dict[str, Any]:
+        """Launch a node that boots under a condition."""
+        control.conditions(self.sim, {"boot": condition})
+        try:
+            return self.launch(**more)[0]
+        finally:
+            control.conditions(self.sim, {"boot": dict.fromkeys(condition)})
 
     def leave(self) -> None:
         super().leave()
@@ -175,21 +167,19 @@ def attempt(client: paramiko.SSHClient, command: str) -> Result:
     return execute(client, command)
 
 
-def reachable(lab: control.Simulator, address: str, port: int, *, seconds: float = 1.0) -> bool:
-    """Return whether a connection from the laptop is accepted within `seconds`."""
+def reachable(lab: control.Simulator, address: str, port: int) -> bool:
+    """Return whether a connection from the laptop is accepted within a second."""
     with inside(lab):
         try:
-            socket.create_connection((address, port), timeout=seconds).close()
+            socket.create_connection((address, port), timeout=1.0).close()
         except OSError:
             return False
         return True
 
 
-def serve(client: paramiko.SSHClient, port: int = 4000) -> None:
-    """Start a server on the node that sends every client the client's own address."""
-    shell(
-        client, f'rm -f up; nohup python3 -c "{ECHO}" {port} > up 2>&1 & until [ -s up ]; do sleep 0.05; done'
-    )
+def serve(client: paramiko.SSHClient) -> None:
+    """Start a server on port 4000 of the node that sends every client the client's own address."""
+    shell(client, f'rm -f up; nohup python3 -c "{ECHO}" > up 2>&1 & until [ -s up ]; do sleep 0.05; done')
 
 
 def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, seconds: float = 2.0) -> str:
@@ -198,13 +188,11 @@ def call(laptop: LabLaptop, node: Any, address: str, port: int = 4000, *, second
     return attempt(laptop.login(node), f'python3 -c "{code}" 2>/dev/null').out.decode().strip()
 
 
-def seen_by(laptop: LabLaptop, node: Any, address: str, port: int = 4000) -> str:
-    """As `call`, from a node that SSH does not reach; or return what a server of HTTP answers, on port 80."""
+def seen_by(laptop: LabLaptop, node: Any, address: str) -> str:
+    """As `call`, from a node that SSH does not reach."""
     with network_namespace(Path(f"/proc/{home_of(laptop, node).split('/')[2]}/ns/net")):
         try:
-            with socket.create_connection((address, port), timeout=2) as connection:
-                if port == 80:
-                    connection.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            with socket.create_connection((address, 4000), timeout=2) as connection:
                 return connection.recv(99).decode()
         except OSError:
             return ""

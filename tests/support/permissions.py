@@ -14,14 +14,12 @@ from support.harness import ROOT, CommandLine
 from support.simlab import client_of
 
 from cloudddp.simulator import control
-from cloudddp.simulator.iam.ec2 import authorization
 from cloudddp.simulator.iam.operators import matches
 from cloudddp.simulator.iam.services import UNCHECKED
 
 FOLDER = ROOT / "infra" / "iam"
 KEY = "simulated"  # the access key of `cloudddp --sim`
 TAG = "cloudddp:cluster-id"
-IS_CLUSTER = "c-??????????"
 
 # Verbs that only read, and so have to work with read-only.json.
 READING = ("status", "ls", "jobs", "logs", "pull")
@@ -155,18 +153,3 @@ def operations(prefix: str) -> frozenset[str]:
     names = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
     model = botocore.session.get_session().get_service_model(names.get(prefix, prefix))
     return frozenset(f"{prefix}:{name}" for name in model.operation_names)
-
-
-def statement_for(action: str) -> dict[str, Any]:
-    """Return a statement to start from: the action's resources, with the cluster's tag where EC2 supports
-    it."""
-    prefix, _, name = action.partition(":")
-    kinds = authorization().get(name, {}) if prefix == "ec2" else {}
-    if not kinds:
-        return {"Effect": "Allow", "Action": action, "Resource": "*"}
-    keys = [set(facts["keys"]) for facts in kinds.values()]
-    tags = ("aws:RequestTag/", "aws:ResourceTag/")
-    tag = next((one for one in tags if all(one in own for own in keys)), "")
-    condition = {"Condition": {"StringLike": {tag + TAG: IS_CLUSTER}}} if tag else {}
-    resources = [f"arn:aws:ec2:*:*:{kind}/*" for kind in kinds]
-    return {"Effect": "Allow", "Action": action, "Resource": resources, **condition}

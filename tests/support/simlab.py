@@ -141,15 +141,22 @@ class Laptop:
         until(lambda: {i["State"]["Name"] for i in self.describe(*ids)} == {"terminated"})
 
     def connect(
-        self, address: str, *, user: str = "ubuntu", key: Key | None = None, host_key: Key | None = None
-    ):
-        """Connect, accepting only the injected host key."""
+        self,
+        address: str,
+        *,
+        user: str = "ubuntu",
+        key: Key | None = None,
+        host_key: Key | None = None,
+        verify: bool = True,
+    ) -> paramiko.SSHClient:
+        """Connect, accepting only the injected host key, or any."""
         client = paramiko.SSHClient()
         port = self.sim.ssh_port
         name = address if port == 22 else f"[{address}]:{port}"
         kind, data = (host_key or self.host_key).public.split()[:2]
-        client.get_host_keys().add(name, kind, paramiko.Ed25519Key(data=base64.b64decode(data)))
-        client.set_missing_host_key_policy(paramiko.RejectPolicy())
+        client.set_missing_host_key_policy(paramiko.RejectPolicy() if verify else paramiko.AutoAddPolicy())
+        if verify:
+            client.get_host_keys().add(name, kind, paramiko.Ed25519Key(data=base64.b64decode(data)))
         self._clients.append(client)
         client.connect(
             address,

@@ -23,7 +23,6 @@ SLOW = {
     "lab/test_second_user.py": "needs root and a second user",
     "lab/test_sim_control.py::test_reused_pid_is_not_mistaken_for_the_server": "a simulator of its own",
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
-    "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
     # The command line: whole clusters, killed or short of something, in many variants.
     "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
@@ -74,6 +73,7 @@ SLOW = {
     "node/test_sync_node.py::test_second_sync_waits_for_the_first_one_and_then_refuses": "waits 20 s",
     "node/test_data_from_s3.py::test_bucket_in_another_region_is_named": "boto3 in a process of its own",
     "node/test_flight_recorder.py::test_analyzer_of_torch_names_the_rank": "torch; what it gets remains",
+    "unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch": "4 s",
     "unit/test_report_page.py::test_files_of_tensorboard_are_read": "torch; event files of our own remain",
     "node/test_data_from_s3.py::test_object_that_is_refused_or_cut_short_is_named": "2 s of boto3 a case",
     "node/test_data_from_s3.py::test_prefix_without_objects_is_refused": "boto3 in a process of its own",
@@ -101,7 +101,7 @@ SLOW = {
     "node/test_huge_lines.py": "256 MB of output",
     "node/test_units.py::test_unused_node_ends": "needs root and namespaces",
     "node/test_shared_by_default.py": "gangs; tests/node/test_spread.py copies between nodes too",
-    "node/test_ranks_alone.py": "2 s each",
+    "node/test_straggler_detection.py::test_node_that_trains_alone_is_named_once": "8 s",
     "node/test_sync_star.py": "several nodes; tests/node/test_sync_node.py has each kind of file",
     # Runs of torch, 5 to 12 s each. The numeric properties are in those that remain.
     "examples": "torch runs of the examples",

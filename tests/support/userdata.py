@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import datetime, timedelta
 from typing import Any
 
-from support.simlab import Laptop
+from support.simlab import Laptop, client_of
 
 from cloudddp.cluster.user_data import Identity, user_data
+from cloudddp.simulator import control
+
+# A unit that does not stop.
+HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
+
+
+def of_instance(sim: control.Simulator, instance: str) -> bytes:
+    """Return what an instance was launched with."""
+    answer = client_of(sim, "ec2").describe_instance_attribute(InstanceId=instance, Attribute="userData")
+    return base64.b64decode(answer["UserData"]["Value"])
 
 
 def product_user_data(

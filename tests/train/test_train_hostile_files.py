@@ -189,7 +189,10 @@ def test_snapshot_of_another_run_is_refused_and_forced_only_if_it_fits(
 
 def test_step_beyond_the_run_is_refused(path: Path) -> None:
     change(path, step=2**50)
-    with pytest.raises(UsageError, match=f"has done {2**50} steps, and the flags ask for 10"):
+    expected = (
+        f"has done {2**50} steps, and the flags ask for 10: give more --epochs or --max-steps, another "
+    )
+    with pytest.raises(UsageError, match=f"{expected}--out, or --fresh to start again"):
         trainer(path.parent).resume()
 
 

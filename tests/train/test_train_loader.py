@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 import torch
+from support.agentnode import alive
 from support.training import launch
 
 from train.data.datasets import InMemoryDataset
@@ -42,15 +42,8 @@ def test_workers_live_as_long_as_the_run_and_no_longer_than_their_rank() -> None
     helpers = json.loads(rank.read_line())
     assert len(helpers) == 3
     rank.signal(signal.SIGKILL)
-    launch.until(lambda: not any(map(is_running, helpers)), "the workers and their server exit")
+    launch.until(lambda: not any(map(alive, helpers)), "the workers and their server exit")
     rank.wait()
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def batches(epoch: int) -> list[RankBatch]:
@@ -71,12 +64,6 @@ def test_without_workers_each_epoch_has_its_own_order() -> None:
     loader.close()
     with pytest.raises(ValueError, match="closed"):
         loader(batches(0))
-
-
-def test_reading_does_not_change_the_global_random_state() -> None:
-    before = torch.get_rng_state()
-    list(Loader(InMemoryDataset(torch.arange(9.0), torch.arange(9)))(batches(0)))
-    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_dataset_on_a_device_is_read_in_this_process_unpinned() -> None:

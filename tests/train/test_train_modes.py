@@ -13,6 +13,9 @@ import torch
 from support.training.check_job import Reports, run_check_job
 from support.training.output import differing_paths, max_difference, read_snapshot
 from support.training.small_trainer import single_process, small_trainer
+from torch import Tensor
+
+from train.hooks import Hook, Run
 
 pytestmark = [pytest.mark.torch, pytest.mark.xdist_group("train_modes")]
 
@@ -87,11 +90,36 @@ def test_best_weights_of_every_mode_are_those_of_the_whole_model(
 def test_files_of_background_snapshots_are_complete(tmp_path: Path) -> None:
     for name, background in (("background", True), ("foreground", False)):
         subject = small_trainer(
-            single_process(), tmp_path / name, epochs=3, save_every=2, snapshot_async=background
+            single_process(), tmp_path / name, epochs=1, save_every=2, snapshot_async=background
         )
         subject.fit()
         subject.close()
-    for name, step in (("snapshot.pt", 15), ("snapshot.prev.pt", 14)):
+    for name, step in (("snapshot.pt", 5), ("snapshot.prev.pt", 4)):
         found, expected = (read_snapshot(tmp_path / folder, name) for folder in ("background", "foreground"))
         assert found["step"] == expected["step"] == step
         assert differing_paths(found["model"], expected["model"]) == []
+
+
+class Weights(Hook):
+    """Keeps the weights after each step."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Tensor]] = []
+
+    def after_step(self, run: Run) -> None:
+        parameters = run.strategy.module.named_parameters()
+        self.kept.append({name: value.detach().clone() for name, value in parameters})
+
+
+def test_average_of_weights_follows_them_at_first(tmp_path: Path) -> None:
+    trainer = small_trainer(single_process(), tmp_path, ema=0.5, epochs=4, dtype=torch.float64)
+    expected = {name: value.detach().clone() for name, value in trainer.strategy.module.named_parameters()}
+    weights = Weights()
+    trainer.hooks.append(weights)
+    trainer.fit()
+    assert len(weights.kept) == 20
+    for step, kept in enumerate(weights.kept, start=1):
+        decay = min(0.5, (1 + step) / (10 + step))
+        expected = {name: decay * value + (1 - decay) * kept[name] for name, value in expected.items()}
+    averages = {name.removeprefix("ema."): value for name, value in trainer._tensors().items()}
+    assert max_difference(averages, expected) < 1e-12

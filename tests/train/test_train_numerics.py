@@ -1,5 +1,6 @@
 """Training on three ranks equals training on one: weights, validation figures, resumption, and agreement on
-failures. One job runs all checks of numerics_checks.py."""
+failures. Options that change how a step is computed do not change its result. One job runs all checks of
+numerics_checks.py."""
 
 from __future__ import annotations
 
@@ -89,3 +90,43 @@ def test_failure_on_one_rank_is_raised_on_all(ranks: list[dict[str, Any]]) -> No
 
 def test_no_rank_leaves_before_the_last_one_has_finished(ranks: list[dict[str, Any]]) -> None:
     assert [rank["after"] for rank in ranks] == [True] * 3
+
+
+# -- options: in float64 the weights are those of a plain loop -----------------------------------------------
+
+
+def test_accumulated_batch_equals_whole_batch(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        whole, *parts = rank["accumulated"].values()
+        assert [max_difference(weights, whole) < 1e-12 for weights in parts] == [True, True]
+
+
+def test_clipping_smoothing_and_schedule_equal_a_plain_loop(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert max_difference(rank["clipped"], rank["clipped_reference"]) < 1e-12
+        assert max_difference(rank["clipped"], rank["accumulated"][2]) > 1e-3  # the flags have an effect
+
+
+def test_batchnorm_normalizes_each_share_and_keeps_rank_0_statistics(ranks: list[dict[str, Any]]) -> None:
+    """So it is not BatchNorm of the whole batch."""
+    for rank in ranks:
+        for parts, weights in rank["with_batchnorm"].items():
+            assert max_difference(weights, rank["batchnorm_reference"][parts]) < 1e-12
+        assert max_difference(rank["with_batchnorm"][1], rank["batchnorm_reference"]["whole batch"]) > 1e-3
+
+
+def test_ddp_options_are_passed_and_only_the_last_part_is_reduced(ranks: list[dict[str, Any]]) -> None:
+    warm_up = [True, True]  # of DDP's buckets, where the order of additions matters: from three ranks on
+    for report in (rank["reductions"] for rank in ranks):
+        assert report["options"] == {
+            "bucket_bytes_cap": (2 * 2**20, 25 * 2**20),
+            "gradient_as_bucket_view": (True, True),
+            "static_graph": (False, True),
+        }
+        assert report["reduced"] == warm_up + [False, False, True] * 5
+
+
+def test_validation_changes_neither_weights_nor_statistics(ranks: list[dict[str, Any]]) -> None:
+    for report in (rank["validated"] for rank in ranks):
+        assert report["figures"][0] == report["figures"][1] == ranks[0]["validated"]["figures"][0]
+        assert differing_paths(report["before"], report["after"]) == []

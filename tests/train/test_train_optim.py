@@ -26,10 +26,6 @@ def module_of(*weights: torch.Tensor) -> torch.nn.ParameterList:
     return torch.nn.ParameterList(map(torch.nn.Parameter, weights))
 
 
-def example() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(2, 3), torch.zeros(2, 1)
-
-
 def rates(**flags: Any) -> list[float]:
     config = make(dataset="synthetic", lr=0.4, epochs=4, **flags)
     lr = make_schedule(config, STEPS, 4 * STEPS)
@@ -114,7 +110,8 @@ def test_fused_adadelta_is_refused() -> None:
 def test_resumed_run_keeps_its_optimizer_flags_and_refuses_another_optimizer(other: str) -> None:
     def trained(**flags: Any) -> tuple[DDPStrategy, torch.optim.Optimizer]:
         config = make(dataset="toy", **flags)
-        strategy = select.build(config, single_process(), torch.nn.Linear(3, 1), regression(), example)
+        layer, batch = torch.nn.Linear(3, 1), (torch.zeros(2, 3), torch.zeros(2, 1))
+        strategy = select.build(config, single_process(), layer, regression(), lambda: batch)
         optimizer = make_optimizer(config, strategy.module)
         strategy.model(torch.ones(1, 3)).sum().backward()
         optimizer.step()

@@ -170,28 +170,6 @@ def test_resnet50_in_two_stages_equals_torchvision() -> None:
             assert (halves(images) - expected).abs().max().item() < 1e-12
 
 
-def test_two_linear_layers_on_two_devices_train_as_on_one() -> None:
-    torch.manual_seed(0)
-    layers = [nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)]
-    plain = nn.Sequential(*layers).double()
-    halves = TwoDevices(nn.Sequential(nn.Linear(10, 10), nn.ReLU(), nn.Linear(10, 5)).double(), (CPU, CPU))
-    halves.load_state_dict(plain.state_dict())
-    inputs, targets = torch.randn(20, 10).double(), torch.randn(20, 5).double()
-    losses = {}
-    for name, model in (("plain", plain), ("halves", halves)):
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        losses[name] = []
-        for _ in range(5):
-            optimizer.zero_grad()
-            loss = nn.functional.mse_loss(model(inputs), targets)
-            loss.backward()
-            optimizer.step()
-            losses[name].append(loss.item())
-    assert losses["halves"] == pytest.approx(losses["plain"], abs=1e-12)
-    assert losses["halves"] == sorted(losses["halves"], reverse=True)
-    assert losses["halves"][-1] < 0.9 * losses["halves"][0]
-
-
 def test_second_stage_and_outputs_are_on_the_second_device() -> None:
     # The meta device is the second one: it computes nothing, but refuses tensors of another device.
     halves = TwoDevices(small(), (CPU, META), cuts="fc1", split_size=2)

@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 
 import torch
 from support.training import launch
+from support.training.damage import flip_a_bit
 from support.training.small_trainer import single_process
 
 from train.checkpoint import sharded
@@ -112,12 +113,6 @@ def damage_last_byte(path: Path) -> None:
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
 
 
-def damage_middle(path: Path) -> None:
-    content = path.read_bytes()
-    middle = len(content) // 2
-    path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
-
-
 def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-7])
 
@@ -125,8 +120,8 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "damage"),
     [
-        *((PART, damage) for damage in (damage_middle, damage_last_byte, truncate, Path.unlink)),
-        *((".metadata", damage) for damage in (damage_middle, Path.unlink)),
+        *((PART, damage) for damage in (flip_a_bit, damage_last_byte, truncate, Path.unlink)),
+        *((".metadata", damage) for damage in (flip_a_bit, Path.unlink)),
         *((sharded.MANIFEST, damage) for damage in (truncate, Path.unlink)),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.training import launch
 
-FLAGS = (*launch.TINY, "--synthetic-size", 96, "--epochs", 1)
+FLAGS = (*launch.TINY, "--epochs", 1)
 SLEEP = 1.0  # seconds
 
 

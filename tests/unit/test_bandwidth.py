@@ -1,4 +1,4 @@
-"""Bandwidth between nodes: the schedule of pairs, what ranks print, and which node is slow."""
+"""Bandwidth between nodes: the schedule of pairs, what ranks print, which node is slow. Versions of nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 import bandwidth
 from cloudddp.cli.actions import preflight as shown
+from cloudddp.cli.actions.trial import versions
 from cloudddp.job import preflight
 from cloudddp.job.preflight import Measured
 
@@ -65,3 +66,23 @@ def test_table_has_80_columns_and_the_slowest_pairs_of_many() -> None:
     assert all("7" in line.split()[0].split("-") for line in lines[1 : 1 + shown.SHOWN])
     assert lines[1].split()[1:] == ["2.50"]
     assert lines[-1].split() == ["all", "10.00"]
+
+
+# -- what a node prints about its versions, line by line: the report of a trial is meant to be shown ---------
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (b"os=ubuntu 24.04\nkernel=6.14.0-1012-aws\n", {"os": "ubuntu 24.04", "kernel": "6.14.0-1012-aws"}),
+        (b"driver=\npython=Python 3.12.3", {"python": "Python 3.12.3"}),
+        (b"hostname=ip-172-31-0-4\nsecret=x\n", {}),
+        (b"os=\x1b[31mred\nssh=" + b"x" * 121, {}),
+        (b"welcome to bash\nsystemd=systemd 257 (257.13-1)", {"systemd": "systemd 257 (257.13-1)"}),
+        (b"os=\xff\xfe", {}),
+        (b"programs= aws\n/me=x\n/opt/pytorch=mode 755", {"programs": "aws", "/opt/pytorch": "mode 755"}),
+        (b"group docker=no\nmodules of python3=none", {"group docker": "no", "modules of python3": "none"}),
+    ],
+)  # fmt: skip
+def test_only_known_lines_are_taken(output: bytes, expected: dict[str, str]) -> None:
+    assert versions(output) == expected

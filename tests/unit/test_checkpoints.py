@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from agent.jobs.job_record import Clocks, ahead
 from cloudddp.agent.protocol.checkpoints import (
     Checkpoints,
     Part,
@@ -240,3 +242,38 @@ def test_only_a_complete_checkpoint_is_copied_and_not_beside_files_of_another() 
         for parts in ((NEW,), (NEW, part(2, 3, at=101)), (NEW, older)):
             assert planned(*parts, replaces=replaces) == []
         assert copies(unknown, {0: "i-0", 1: "i-1"}, every=True, replaces=replaces) == []
+
+
+# -- by how much a node's clock is ahead of others at most ---------------------------------------------------
+
+
+MS = 1_000_000
+FEW = [3, 1, 2, 9, 9, 9, 9, 9, 9, 9]  # ms: the clocks are alike, and messages take so long
+
+
+@pytest.mark.parametrize(
+    ("differences", "bound"),
+    [
+        ([5], 5),
+        ([5, 1, 7], 1),
+        (FEW, 1),
+        ([*FEW, 1], 1),
+        ([-7200_000, -7199_999], -7200_000),  # this clock is two hours slow
+        ([*FEW, *[500] * 10], 500),  # it was set, or drifts
+        ([*FEW, *[500] * 10, *FEW], 500),  # what was written meanwhile counts, too
+    ],
+)
+def test_bound_is_the_largest_of_the_least_of_a_few(
+    tmp_path: Path, differences: list[int], bound: int
+) -> None:
+    clocks = Clocks(tmp_path, 2)
+    for at, difference in enumerate(differences):
+        clocks.heard(1, at, at + difference * MS)
+        clocks.heard(3, at, at)
+    assert ahead(tmp_path, 2) == {"1": bound * MS, "3": 0}
+    assert ahead(tmp_path, 1) == {}
+
+
+def test_damaged_record_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "clocks-0.json").write_text('{"1": "soon"}')
+    assert ahead(tmp_path, 0) == {}

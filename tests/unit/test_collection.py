@@ -16,6 +16,20 @@ from support.processes import Process
 
 from bench import mutants
 
+WITH_TORCH = {"train", "examples"}  # its subject is torch
+
+
+def test_collection_imports_torch_only_for_tests_of_torch() -> None:
+    folders = (one for one in sorted(tiers.TESTS.iterdir()) if one.name not in WITH_TORCH)
+    code = (
+        "import sys, pytest\n"
+        "assert pytest.main(['--collect-only', '-qq', '-p', 'no:cacheprovider', *sys.argv[1:]]) == 0\n"
+        "print('imported:', sorted({'torch', 'torchvision', 'sklearn', 'tensorboard'} & sys.modules.keys()))"
+    )
+    words = [sys.executable, "-c", code, *(str(one) for one in folders if [*one.rglob("test_*.py")])]
+    out = subprocess.check_output(words, cwd=ROOT, env=clean_environment(), text=True)
+    assert out.endswith("imported: []\n"), out[-2000:]
+
 
 def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     gone = {"nowhere": "", "unit/test_ranks.py::test_none": ""}
@@ -28,13 +42,12 @@ def test_entry_of_the_slow_tests_that_names_nothing_is_an_error(monkeypatch: pyt
 def test_run_of_the_rest_has_the_slow_tests_and_those_that_were_skipped(tmp_path: Path) -> None:
     skipped = "tests/unit/test_collection.py::test_entry_of_the_slow_tests_that_names_nothing_is_an_error"
     (tmp_path / "skips").write_text(f"{skipped}\n")
-    files = "tests/unit/test_collection.py tests/node/test_ranks_alone.py"
-    collect = f"-m pytest --collect-only -q -p no:cacheprovider {files}"
+    collect = "-m pytest --collect-only -q -p no:cacheprovider tests/unit/test_collection.py"
     env = clean_environment(TEST_SKIPPED=str(tmp_path / "skips"))
     done = subprocess.run(
         [sys.executable, *collect.split()], cwd=ROOT, env=env, capture_output=True, text=True, check=True
     )
-    slow = "tests/node/test_ranks_alone.py::test_node_that_trains_alone_is_named_once"
+    slow = "tests/unit/test_collection.py::test_collection_imports_torch_only_for_tests_of_torch"
     assert {line for line in done.stdout.splitlines() if "::" in line} == {slow, skipped}
 
 

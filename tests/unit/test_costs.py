@@ -177,10 +177,8 @@ def test_hourly_price_includes_disks_and_addresses() -> None:
     [(90, timedelta(minutes=90)), (60 * 9, timedelta(hours=8)), (10, timedelta(minutes=10))],
 )
 def test_capacity_block_ends_a_cluster_earlier_and_never_later(minutes: int, expected: timedelta) -> None:
+    """One that ends before the nodes have booted is refused."""
     assert lifetime(ClusterSpec(max_hours=8.0), DOLLAR, NOW, NOW + timedelta(minutes=minutes)) == expected
-
-
-def test_capacity_block_that_ends_before_the_nodes_have_booted_is_refused() -> None:
     with pytest.raises(
         UsageError, match="ends too soon: its nodes have to terminate by 2026-11-20 12:09 UTC"
     ):

@@ -51,11 +51,26 @@ def circle(graph: dict[str, set[str]]) -> list[str]:
     return []
 
 
-@pytest.mark.parametrize("package", ["cloudddp", "infra/node/agent"])
+@pytest.mark.parametrize("package", ["cloudddp", "infra/node/agent", "train"])
 def test_imports_form_no_circle(package: str) -> None:
     graph = imports(ROOT / package)
     assert len(graph) > 10
     assert circle(graph) == []
+
+
+def test_packages_of_the_trainer_import_each_other_in_one_direction() -> None:
+    """Each module of train/ itself counts as a package."""
+    packages: dict[str, set[str]] = {}
+    for module, found in imports(ROOT / "train").items():
+        package, *others = (".".join(one.split(".")[:2]) for one in (module, *found - {"train"}))
+        packages.setdefault(package, set()).update({*others} - {package})
+    assert circle(packages) == []
+
+
+def test_trainer_imports_nothing_of_the_launcher() -> None:
+    for path in (ROOT / "train").rglob("*.py"):
+        packages = {one.split(".")[0] for one in named(path, name(path, ROOT / "train"))}
+        assert not packages & {"cloudddp", "infra"}, path
 
 
 def test_circle_through_a_package_and_a_function_is_found(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ CLUSTER = Cluster.of([NODE], name="demo", cluster_id="c-0123456789", region="us-
 @pytest.mark.parametrize(
     ("state", "report", "more"),
     [
+        ("pending", "", {}),  # it has not ended
+        ("running", "", {}),
         ("stopping", "stopping (retired)", {"stopped": True}),  # its disk is kept
         ("stopped", "stopped (retired)", {"stopped": True}),
         ("shutting-down", "shutting-down: retired", {"gone": False}),  # it may still answer
@@ -74,15 +76,10 @@ CLUSTER = Cluster.of([NODE], name="demo", cluster_id="c-0123456789", region="us-
 )
 def test_node_has_ended(state: str, report: str, more: dict[str, bool]) -> None:
     ended = lookup.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=state, reason="retired")})
-    assert ended == lookup.EndedNode(f"that i-a is {report}", **more)
-
-
-def test_node_has_not_ended_or_is_not_listed_any_more() -> None:
-    for found in ("pending", "running"):
-        assert lookup.ended_node(CLUSTER, 0, {"i-a": replace(NODE, state=found)}) is None
-    ended = lookup.ended_node(CLUSTER, 0, {})
-    assert ended is not None
-    assert ended.gone, "it cannot answer"
+    assert ended == (lookup.EndedNode(f"that i-a is {report}", **more) if report else None)
+    unlisted = lookup.ended_node(CLUSTER, 0, {})
+    assert unlisted is not None
+    assert unlisted.gone, "it cannot answer"
 
 
 # -- the new deadline that `extend` computes, and its limits -------------------------------------------------

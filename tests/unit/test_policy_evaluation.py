@@ -167,19 +167,6 @@ def test_invalid_policy_is_refused(document: Any, words: str) -> None:
         parse(text)
 
 
-def test_encoded_message_holds_the_denied_check() -> None:
-    check = Check(RUN, INSTANCE, {"ec2:InstanceType": ("p5.48xlarge",)})
-    deny = policy(statement("Deny", Sid="NoP5"))
-    text = denials.encode(check, evaluate(check, deny), "arn:aws:iam::123456789012:user/ann")
-    found = json.loads(denials.decode(text) or "")
-    assert (found["allowed"], found["explicitDeny"]) == (False, True)
-    assert (found["context"]["action"], found["context"]["resource"]) == (RUN, INSTANCE)
-    assert found["matchedStatements"]["items"][0]["statementId"] == "NoP5"
-    assert found["context"]["conditions"]["items"] == [
-        {"key": "ec2:InstanceType", "values": {"items": [{"value": "p5.48xlarge"}]}}
-    ]
-
-
 @pytest.mark.parametrize("text", ["", "abc", "%%%%", "é", "A" * 20_000])
 def test_other_text_is_not_an_encoded_message(text: str) -> None:
     assert denials.decode(text) is None

@@ -78,6 +78,7 @@ def test_rank_tag_wins_over_the_launch_index() -> None:
         (replace(foreign("i-x"), tags=replace(NODES[0].tags, node_rank=0)), "node 0 is i-a"),
         (replace(foreign("i-x"), tags=replace(NODES[0].tags, node_rank=3)), BEYOND),
         (instance("i-x", 1, minutes=1), "node 1 is i-b"),
+        (instance("i-x", reservation="r-foreign", token="", rank=3, nodes=9999, minutes=9), BEYOND),
     ],
 )
 @pytest.mark.parametrize("last", [True, False])
@@ -111,13 +112,6 @@ def test_later_launch_with_a_token_of_the_cluster_is_foreign() -> None:
     found = cluster([*later, *NODES[:2]])
     assert ids(found) == {0: "i-a", 1: "i-b"}
     assert [one.instance.id for one in found.foreign] == ["i-x0", "i-x1", "i-x2"]
-
-
-def test_foreign_instance_does_not_raise_the_number_of_nodes() -> None:
-    more = instance("i-x", reservation="r-foreign", token="", rank=3, nodes=9999, minutes=9)
-    found = cluster([*NODES, more])
-    assert ids(found) == {0: "i-a", 1: "i-b", 2: "i-c"}
-    assert [one.reason for one in found.foreign] == [BEYOND]
 
 
 def test_launch_is_identified_by_ended_nodes() -> None:

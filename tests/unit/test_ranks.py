@@ -158,26 +158,26 @@ def test_rank_count_from_gpus_number_or_list(setting: Any, gpus: tuple[int, int]
     [
         (2, (1, 1), "node 0 has 1 GPU, fewer than the 2 ranks"),
         ((4, 9), (4, 8), "node 1 has 8 GPUs, fewer than the 9"),
+        *(((1,) * count, (1, 1), f"lists {count} nodes, the cluster has 2") for count in (0, 1, 3)),
     ],
 )
-def test_more_ranks_than_gpus_are_refused(setting: Any, gpus: tuple[int, int], message: str) -> None:
+def test_more_ranks_than_gpus_and_lists_of_wrong_length_are_refused(
+    setting: Any, gpus: tuple[int, int], message: str
+) -> None:
+    hosts = [host(rank, gpus=count) for rank, count in enumerate(gpus)]
     with pytest.raises(UsageError) as caught:
-        ranks.nproc(JobSpec(nproc_per_node=setting), gpus)
+        make_plans(JobSpec(nproc_per_node=setting), hosts)
     assert message in caught.value.message
-
-
-@pytest.mark.parametrize("listed", [(), (1,), (1, 1, 1)])
-def test_list_of_wrong_length_is_refused(listed: tuple[int, ...]) -> None:
-    with pytest.raises(UsageError) as caught:
-        make_plans(JobSpec(nproc_per_node=listed), [host(0), host(1)])
-    assert f"lists {len(listed)} nodes" in caught.value.message
-    assert "has 2" in caught.value.message
     with pytest.raises(CloudDDPError):
         make_plans(JobSpec(), [])
 
 
-def test_nccl_gets_an_exact_interface_name_and_gloo_a_plain_one() -> None:
+def test_every_node_gets_the_addresses_of_all_and_the_name_of_its_interface() -> None:
+    """NCCL gets an exact name, and gloo a plain one."""
     for plan in make_plans(JobSpec(), [host(0), host(1)]):
+        assert (plan.env["CLOUDDDP_JOB_ID"], plan.env["CLOUDDDP_CLUSTER"]) == ("job-1", "demo")
+        assert (plan.env["CLOUDDDP_NUM_NODES"], plan.env["CLOUDDDP_NODE_RANK"]) == ("2", str(plan.node))
+        assert plan.env["CLOUDDDP_NODE_IPS"] == "10.0.0.1,10.0.0.2"
         assert plan.env["PYTHONFAULTHANDLER"] == "1"
         assert plan.env["NCCL_SOCKET_IFNAME"] == f"=ens{plan.node + 5}"
         assert {plan.env[f"{by}_SOCKET_IFNAME"] for by in ("GLOO", "TP")} == {f"ens{plan.node + 5}"}
@@ -195,13 +195,6 @@ def test_cpus_are_shared_among_ranks() -> None:
 def test_torchrun_shutdown_timeout_is_the_longest_grace(job: JobSpec, seconds: str) -> None:
     for plan in make_plans(job, [host(0), host(1)]):
         assert plan.env["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == seconds
-
-
-def test_ranks_get_job_id_and_node_addresses() -> None:
-    for plan in make_plans(JobSpec(), [host(0), host(1)]):
-        assert (plan.env["CLOUDDDP_JOB_ID"], plan.env["CLOUDDDP_CLUSTER"]) == ("job-1", "demo")
-        assert (plan.env["CLOUDDDP_NUM_NODES"], plan.env["CLOUDDDP_NODE_RANK"]) == ("2", str(plan.node))
-        assert plan.env["CLOUDDDP_NODE_IPS"] == "10.0.0.1,10.0.0.2"
 
 
 def test_user_environment_overrides_ours() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.harness import cannot, until
@@ -119,6 +121,25 @@ def test_two_simulators_that_share_the_folder_make_it_once(site: Site) -> None:
     for process in (first, second):
         process.communicate()
     assert (site.calls, len(site.left)) == (1, 1)
+
+
+def test_full_disk_is_named_before_anything_is_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=16 << 20))
+    with pytest.raises(CloudDDPError, match="has 16 MiB free, and 2048 MiB are needed") as caught:
+        site.ensure()
+    assert root_image.VARIABLE in str(caught.value.hint)
+    assert (site.calls, site.left) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("user", "why"), [(0, "apt-get install systemd-container"), (1000, "they need root")]
+)
+def test_what_machine_nodes_lack_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, user: int, why: str
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert why in root_image.unavailable_reason()
 
 
 def running(word: str) -> list[str]:

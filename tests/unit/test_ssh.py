@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import socket
 import struct
@@ -16,7 +15,7 @@ from typing import Any
 
 import paramiko
 import pytest
-from support.hostilessh import listening
+from support.hostilessh import Accepting, listening, transport_of
 from support.sshserver import Server, Site, refusal
 
 from cloudddp.config import timing
@@ -218,17 +217,11 @@ def test_command_timeout_names_node_and_command(connection: Connection) -> None:
     assert connection.run(CommandSpec("echo on")).stdout == b"on\n"
 
 
-class SilentServer(paramiko.ServerInterface):
-    """Accepts every login, but answers one kind of request ("open" or "run") only once `may_answer` is
-    set."""
+class SilentServer(Accepting):
+    """Answers one kind of request ("open" or "run") only once `may_answer` is set."""
 
     def __init__(self, silent: str) -> None:
-        self.silent = silent
-        self.answered = False
-        self.may_answer = threading.Event()
-
-    def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
-        return int(paramiko.AUTH_SUCCESSFUL)
+        self.silent, self.answered, self.may_answer = silent, False, threading.Event()
 
     def check_channel_request(self, _kind: str, _number: int) -> int:
         self._wait("open")
@@ -262,8 +255,7 @@ def test_server_that_never_starts_the_command_times_out(
     silent = SilentServer(request_for)
     with socket.create_server(("127.0.0.1", 0)) as listening, ThreadPoolExecutor(1) as pool:
         opening = pool.submit(Connection.open, ssh_site.target(listening.getsockname()[1]))
-        transport = paramiko.Transport(listening.accept()[0])
-        transport.add_server_key(paramiko.Ed25519Key.from_private_key(io.StringIO(ssh_site.host.private)))
+        transport = transport_of(listening.accept()[0], ssh_site.host.private)
         transport.start_server(server=silent)
         with contextlib.closing(transport), contextlib.closing(opening.result(HANG_GUARD)) as connection:
             with pytest.raises(NodeError, match=rf"node 0 \(i-0\): {message} to: true"):

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import paramiko
 import pytest
@@ -19,8 +18,8 @@ from support.cutlink import CutLink
 from support.sshserver import Server, Site
 
 from cloudddp.ssh.connection import Connection
-from cloudddp.ssh.fleet import Fleet, Outcome
-from cloudddp.ssh.running import CommandSpec, Input, Result
+from cloudddp.ssh.fleet import Fleet
+from cloudddp.ssh.running import CommandSpec, Input
 from cloudddp.ssh.target import NodeSocket
 from cloudddp.ssh.time_limits import IdleTimer
 
@@ -122,10 +121,6 @@ def test_windows_of_many_nodes_are_limited_together(ssh_site: Site, server: Serv
 NODES = 64
 
 
-def run_all(fleet: Fleet, specs: dict[int, CommandSpec], **more: Any) -> Outcome[Result]:
-    return fleet.each(lambda node: fleet.run(node, specs[node]), nodes=specs, **more)
-
-
 def test_all_nodes_run_a_command_at_the_same_time_and_are_read_while_they_run(ssh_site: Site) -> None:
     """Every node gets its answer once all nodes have asked: no node waits for the end of another one."""
     received = {node: bytearray() for node in range(NODES)}
@@ -145,7 +140,7 @@ def test_all_nodes_run_a_command_at_the_same_time_and_are_read_while_they_run(ss
     specs = {node: CommandSpec(asks, answer(), on_stdout=partial(read, node)) for node in range(NODES)}
     with Fleet(dict.fromkeys(range(NODES), ssh_site.target(ssh_site.server().port))) as fleet:
         fleet.connect()
-        results = run_all(fleet, specs).all()
+        results = fleet.each(lambda node: fleet.run(node, specs[node]), nodes=specs).all()
     assert {bytes(one) for one in received.values()} == {b"question\nanswer\n"}
     assert {(one.exit_code, one.stdout) for one in results.values()} == {(0, b"")}
 

@@ -18,7 +18,7 @@ import paramiko
 import pytest
 from support.harness import until
 from support.labnode import LabLaptop, attempt, boot_id, shell
-from support.userdata import product_user_data
+from support.userdata import HUNG, product_user_data
 
 from cloudddp.simulator import control
 
@@ -27,13 +27,6 @@ pytestmark = pytest.mark.timeout(900, func_only=True)  # the first one may make 
 AHEAD = timedelta(seconds=120)  # to boot all nodes at once on a busy computer, and to prepare each
 FALLBACK = 120.0  # seconds, in cloudddp-deadline.service
 LAST = 175.0  # after the last of them, `poweroff --force`, which waits for nothing
-
-HUNG = """\
-[Service]
-ExecStart=/bin/sleep infinity
-ExecStop=/bin/sleep infinity
-TimeoutStopSec=infinity
-"""
 
 
 @dataclass

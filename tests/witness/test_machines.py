@@ -3,7 +3,6 @@ the simulator's stand-ins for them with the real programs."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import ensurepip
 import hashlib
@@ -32,7 +31,7 @@ from support.harness import (
 from support.labnode import LabLaptop, attempt, boot_id, inside, shell
 from support.local_packages import wheel
 from support.simlab import client_of
-from support.userdata import product_user_data
+from support.userdata import HUNG, of_instance, product_user_data
 from support.witnesslab import Lab
 
 from cloudddp.errors import CloudDDPError
@@ -92,7 +91,6 @@ METADATA = (
     'curl -sH "X-aws-ec2-metadata-token: $token" $base/meta-data/{path}'
 )
 BASE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
-HUNG = "[Service]\nExecStart=/bin/sleep infinity\nExecStop=/bin/sleep infinity\nTimeoutStopSec=infinity"
 EXAMINED = (
     *("/etc/systemd/system/cloudddp-deadline.timer", "/etc/systemd/system/cloudddp-deadline.service"),
     *("/etc/systemd/system/cloudddp-idle.timer", "/etc/systemd/system/cloudddp-idle.service"),
@@ -202,7 +200,8 @@ def test_only_host_keys_of_the_cluster_are_ever_presented(
         own = public_key(cli.ok("exec", "--", "cat /etc/ssh/ssh_host_*.pub"))
         until(lambda: own in presented)
     (instance,) = instances_of(client_of(machines, "ec2"), cli.cluster)
-    first = public_key(user_data_of(machines, instance)["ssh_keys"]["ed25519_public"])
+    given = json.loads(of_instance(machines, instance).partition(b"\n")[2])
+    first = public_key(given["ssh_keys"]["ed25519_public"])
     assert presented <= {first, own}
     assert first != own
 
@@ -303,13 +302,6 @@ def test_amazon_linux_layout(cli: CommandLine, machines: control.Simulator) -> N
     assert ask("readlink /proc/$(pgrep -x cloudddp-job | head -n 1)/exe") == "/usr/bin/python3.9"
     cli.ok("cancel")
     cli.ok("down", "-y")
-
-
-def user_data_of(machines: control.Simulator, instance: str) -> dict[str, Any]:
-    answer = client_of(machines, "ec2").describe_instance_attribute(InstanceId=instance, Attribute="userData")
-    text = base64.b64decode(answer["UserData"]["Value"]).decode()
-    found: dict[str, Any] = json.loads(text.partition("\n")[2])
-    return found
 
 
 def public_key(text: str) -> str:

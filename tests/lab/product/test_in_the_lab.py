@@ -7,27 +7,12 @@ from typing import Any
 
 import pytest
 from support.harness import CommandLine, finished, lines_until, listed_nodes, wait_for
-from support.jobs import written
+from support.jobs import direct, processes, written
 
 
 @pytest.fixture
 def cli(lab_cli: CommandLine) -> CommandLine:
     return lab_cli
-
-
-def direct(cli: CommandLine, *, shared: bool = True) -> None:
-    """Have two nodes, not `shared` if the test damages them, and let jobs start ranks without torchrun."""
-    cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
-    if shared:
-        cli.nodes(2)
-    else:
-        cli.ok("up", "-n", "2", "-t", "g5.12xlarge")
-
-
-def impatient(cli: CommandLine) -> None:
-    """Shorten every time limit for silence. `test_failed_machine_ends_the_job` has the limits that users
-    have."""
-    cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"
 
 
 IDLE = 7  # processes of a node without a job: machine, init, sshd and its starter, and those of a connection
@@ -42,12 +27,6 @@ def running(cli: CommandLine, script: str = "wait.py", **env: str) -> Any:
     # The ranks print it themselves: a process count would include those that prepare the job.
     lines_until(process.stdout, "began", count=2)
     return process
-
-
-def counted(cli: CommandLine) -> list[dict[str, Any]]:
-    listed = json.loads(cli.ok("sim", "status", "--json"))["nodes"]
-    mine = {node["instance_id"] for node in listed_nodes(cli)}
-    return [{**n, "processes": len(n["processes"])} for n in listed if n["instance_id"] in mine]
 
 
 @pytest.mark.torch
@@ -85,7 +64,7 @@ def interfaces(cli: CommandLine) -> list[str]:
 
 
 def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
-    direct(cli)
+    direct(cli, nodes=2)
     cli.write("wait.py", WAIT)
     process = running(cli)
     cli.ok("sim", "fault", "kill", listed_nodes(cli)[1]["instance_id"])
@@ -94,10 +73,7 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
     assert "node 1: AWS reports that i-" in err
     assert "is terminated: Server.InternalError" in err
     assert "status`; with the remaining nodes: " in err
-    wait_for(
-        lambda: [n["processes"] <= IDLE for n in counted(cli)] == [True],
-        "nothing of the job on the other node",
-    )
+    wait_for(lambda: processes(cli) <= IDLE, "nothing of the job on the other node")
     refused = cli.fails(1, "launch", "-d", "--down", "wait.py")
     assert "1 of 2 nodes" in refused
     assert "so its --down does not end the nodes: " in refused
@@ -107,7 +83,7 @@ def test_failed_machine_ends_the_job(cli: CommandLine) -> None:
 
 
 def test_verbs_with_a_frozen_node(cli: CommandLine) -> None:
-    direct(cli, shared=False)
+    direct(cli, nodes=2)
     cli.write("wait.py", "open('model.pt', 'w').write('w')\n" + WAIT)
     process = running(cli, CLOUDDDP_TIME_SCALE="0.5")
     assert process.stderr is not None
@@ -124,7 +100,7 @@ def test_verbs_with_a_frozen_node(cli: CommandLine) -> None:
     job = cli.ok("launch", "-d", "wait.py", CLOUDDDP_HEARTBEAT="600").strip()
     written(cli, "began")
     cli.ok("sim", "fault", "freeze", "1")
-    impatient(cli)
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.4"  # the test above has the limits that users have
     for verb, shown in {"jobs": " running ", "logs": "[rank 0 | node 0] began"}.items():
         done = cli(verb)
         assert done.returncode == 1, (verb, done)
@@ -146,7 +122,7 @@ def test_verbs_with_a_frozen_node(cli: CommandLine) -> None:
 
 
 def test_cancel_ends_a_setup_with_sudo(cli: CommandLine) -> None:
-    direct(cli)
+    direct(cli, nodes=2)
     cli.write("cloudddp.toml", "[setup]\nrun = [\"sudo sh -c 'sleep 987; true'\"]\n")
     cli.write("wait.py", WAIT)
     process = cli.start("launch", "wait.py")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pytest
 from support.harness import CommandLine, cannot, clean_environment, remaining
 from support.permissions import (
     FOLDER,
-    IS_CLUSTER,
     KEY,
     ON_FAILURE,
     READING,
-    TAG,
     granted,
     run_every_verb,
-    statement_for,
 )
 from support.simlab import client_of
 
@@ -37,7 +33,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simul
 
 @pytest.fixture(scope="module")
 def needed(operator: control.Simulator, tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
-    """The permissions that each verb needs. A verb that fails for lack of one names the statement to add."""
+    """The permissions that each verb needs. A verb that fails for lack of one names what to add."""
     env = clean_environment(
         CLOUDDDP_HOME=str(operator.home), CLOUDDDP_CLUSTER="verbs", CLOUDDDP_YES="1", CLOUDDDP_SIM="1"
     )
@@ -52,9 +48,7 @@ def differences(policy: str, needed: dict[str, set[str]]) -> list[str]:
     """Return what to change in a policy, so that it grants exactly what the verbs need."""
     used = {action for actions in needed.values() for action in actions}
     changes = [
-        f"add {action}, which {', '.join(verb for verb, actions in needed.items() if action in actions)} "
-        "calls:\n"
-        f"  {json.dumps(statement_for(action))}"
+        f"add {action} for {', '.join(verb for verb, actions in needed.items() if action in actions)}"
         for action in sorted(used - granted(policy))
     ]
     return changes + [
@@ -85,18 +79,5 @@ def test_differences_are_named(needed: dict[str, set[str]]) -> None:
     }
     changes = set(differences("operator.json", more)) - set(differences("operator.json", needed))
     added, removed = sorted(changes)
-    assert added.startswith("add ec2:CreateLaunchTemplate, which up calls:")
-    assert json.loads(added.partition("\n")[2]) == {
-        "Effect": "Allow",
-        "Action": "ec2:CreateLaunchTemplate",
-        "Resource": ["arn:aws:ec2:*:*:launch-template/*"],
-        "Condition": {"StringLike": {f"aws:RequestTag/{TAG}": IS_CLUSTER}},
-    }
+    assert added == "add ec2:CreateLaunchTemplate for up"
     assert removed.startswith("remove ec2:DeleteVolume")
-
-
-def test_recorder_saw_calls_of_every_verb(needed: dict[str, set[str]]) -> None:
-    assert {"ec2:RunInstances", "ec2:CreateTags", "ec2:ImportKeyPair", "ssm:GetParameter"} <= needed["up"]
-    assert {"ec2:TerminateInstances", "ec2:DeleteVolume", "ec2:DeleteNetworkInterface"} <= needed["down"]
-    assert "ec2:RevokeSecurityGroupIngress" in needed["allow-me"]
-    assert [verb for verb, actions in needed.items() if not actions] == []

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support import ssmcli
 from support.account import post_conditions
-from support.harness import CommandLine, cannot, lines_until, listed_nodes
+from support.harness import CommandLine, lines_until, listed_nodes
 from support.jumphost import JumpHost, rules
-from support.labnode import unavailable_reason
-from support.simlab import Laptop
+from support.labnode import LabLaptop
 from support.vpcs import Vpc
 
 from cloudddp.simulator import control
@@ -24,16 +22,6 @@ SSM = (
     'sh -c "aws ssm start-session --target %h --document-name AWS-StartSSHSession --parameters '
     "'portNumber=%p'\""
 )
-
-
-@pytest.fixture
-def laptop(lab: control.Simulator, request: pytest.FixtureRequest) -> Iterator[Laptop]:
-    """The account of the lab; its instances are terminated after the test."""
-    if why := unavailable_reason():
-        cannot(why)
-    laptop = Laptop(lab, f"key of {request.node.name}")
-    yield laptop
-    laptop.leave()
 
 
 @pytest.fixture
@@ -69,11 +57,11 @@ def start(cli: CommandLine, *options: str) -> list[dict[str, Any]]:
     return listed_nodes(cli)
 
 
-def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop, user: Path) -> None:
+def test_every_verb_goes_through_the_jump_host(cli: CommandLine, lab_laptop: LabLaptop, user: Path) -> None:
     """`up` records the way, so that later commands need no setting; ~/.ssh/config names the jump host. A job
     goes on without it, and with another one it can be reached."""
-    vpc = Vpc(laptop.ec2, "10.60.0.0/16")
-    jump = JumpHost(laptop, vpc)
+    vpc = Vpc(lab_laptop.ec2, "10.60.0.0/16")
+    jump = JumpHost(lab_laptop, vpc)
     jump.write_ssh_files(user)
     (user / ".ssh" / "config").write_text(f"Host bastion\n  HostName {jump.public}\n  User ubuntu\n")
     subnets = f'["{vpc.private}"]'
@@ -85,7 +73,7 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     configure(cli, subnets=subnets)
     found = start(cli, "--proxy-jump", "bastion")
     assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster, 22) == [f"{jump.private}/32"]
+    assert rules(lab_laptop.ec2, cli.cluster, 22) == [f"{jump.private}/32"]
     assert cli.ok("exec", "--", "echo from $SSH_CLIENT").count(f"from {jump.private} ") == 2
     cli.write("make.py", "import os\nos.mkdir('runs')\nopen('runs/a', 'w').write('a')\n")
     cli.ok("launch", "make.py")
@@ -99,12 +87,12 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     cli.write("wait.py", WAIT)
     process = cli.start("launch", "wait.py", CLOUDDDP_TIME_SCALE="0.1")
     lines_until(process.stdout, "began")
-    control.fault(laptop.sim, "kill", [jump.id])
+    control.fault(lab_laptop.sim, "kill", [jump.id])
     _, err = process.communicate()
     assert process.returncode != 0
     assert "Traceback" not in err
     assert "jump host" in err or "lost connection" in err or "not responding" in err
-    other = JumpHost(laptop, vpc)
+    other = JumpHost(lab_laptop, vpc)
     other.write_ssh_files(user)
     cli.env["CLOUDDDP_PROXY_JUMP"] = f"ubuntu@{other.public}"
     assert f"is allowed from {other.private}/32" in cli.ok("allow-me")
@@ -113,16 +101,16 @@ def test_every_verb_goes_through_the_jump_host(cli: CommandLine, laptop: Laptop,
     assert "not pulled" in cli("down").stderr
 
 
-def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, user: Path) -> None:
+def test_private_subnet_by_session_manager(cli: CommandLine, lab_laptop: LabLaptop, user: Path) -> None:
     """The command is the one that AWS documents, its program a stand-in. Later commands need no setting."""
-    vpc = Vpc(laptop.ec2, "10.61.0.0/16")
+    vpc = Vpc(lab_laptop.ec2, "10.61.0.0/16")
     configure(cli, subnets=f'["{vpc.private}"]')
     assert "no-such-program is not installed" in cli.fails(2, "up", "--proxy-command", "no-such-program %h")
     log = ssmcli.install(user / "bin")
     cli.env["PATH"] = f"{user / 'bin'}:{os.environ['PATH']}"
     found = start(cli, "--proxy-command", SSM)
     assert not any(node["public_ip"] for node in found)
-    assert rules(laptop.ec2, cli.cluster, 22) == []
+    assert rules(lab_laptop.ec2, cli.cluster, 22) == []
     assert set(log.read_text().splitlines()) == {f"{node['instance_id']} portNumber=22" for node in found}
     assert cli.ok("ssh", "0", "echo", "here").strip() == "here"
     refused = cli.fails(1, "exec", "--", "true", CLOUDDDP_CONNECT="public")
@@ -134,8 +122,8 @@ def test_private_subnet_by_session_manager(cli: CommandLine, laptop: Laptop, use
     assert "nothing is left" in cli.ok("down")
 
 
-def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
-    vpc = Vpc(laptop.ec2, "10.62.0.0/16")
+def test_private_subnet_by_vpn(cli: CommandLine, lab_laptop: LabLaptop) -> None:
+    vpc = Vpc(lab_laptop.ec2, "10.62.0.0/16")
     configure(cli, subnets=f'["{vpc.private}"]', connect="private")
     assert "ssh_from is not set" in cli.fails(2, "up")
     settings = {"subnets": f'["{vpc.private}"]', "connect": "private", "ssh_from": '["10.8.0.10/32"]'}
@@ -144,9 +132,9 @@ def test_private_subnet_by_vpn(cli: CommandLine, laptop: Laptop) -> None:
     assert "no answer" in failed
     assert "is the VPN up" in failed
     assert json.loads(cli("status", "--json").stdout) == []
-    assert post_conditions(laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
+    assert post_conditions(lab_laptop.sim.endpoint, {"vpn": {vpc.id: "10.8.0.10"}})[0] == 200
     configure(cli, **settings)
     assert not any(node["public_ip"] for node in start(cli))
-    assert rules(laptop.ec2, cli.cluster, 22) == ["10.8.0.10/32"]
+    assert rules(lab_laptop.ec2, cli.cluster, 22) == ["10.8.0.10/32"]
     assert cli.ok("exec", "--", "echo here").count("here") == 2
     assert "nothing is left" in cli.ok("down")

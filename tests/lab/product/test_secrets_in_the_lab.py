@@ -3,7 +3,6 @@ arguments of its processes, or its user data."""
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.harness import CommandLine, cannot, clean_environment, wait_for
-from support.simlab import client_of
+from support.userdata import of_instance
 
 from cloudddp.simulator import control
 
@@ -92,11 +91,6 @@ def files(root: Path) -> dict[Path, bytes]:
     return found
 
 
-def user_data(lab: control.Simulator, instance: str) -> bytes:
-    answer = client_of(lab, "ec2").describe_instance_attribute(InstanceId=instance, Attribute="userData")
-    return base64.b64decode(answer["UserData"]["Value"])
-
-
 def output_of_an_eager_ssh(cli: CommandLine, lab: control.Simulator, folder: Path) -> str:
     """Return what `cloudddp ssh` shows of the node's environment, for a user who has an agent and whose
     configuration of OpenSSH sends everything. OpenSSH does not use $HOME: it is mounted over that of this
@@ -150,7 +144,7 @@ def test_no_local_credential_or_key_is_on_a_node(
         for value in forbidden:
             assert [path for path, data in there.items() if value in data] == []
     for node in status["nodes"]:
-        data = user_data(lab, node["instance_id"])
+        data = of_instance(lab, node["instance_id"])
         assert b"ssh-ed25519 " in data
         assert [value for value in forbidden if value in data] == []
     shown = output_of_an_eager_ssh(cli, lab, tmp_path)

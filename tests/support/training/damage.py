@@ -25,6 +25,13 @@ def truncate(path: Path) -> None:
     path.write_bytes(content[: len(content) // 2])
 
 
+def flip_a_bit(path: Path) -> None:
+    """In the middle, which is the content of a tensor: torch alone reads it as another number."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def change(path: Path, **values: Any) -> None:
     """Replace values in a file of torch.save. `...` removes one."""
     state = {**torch.load(path, weights_only=True), **values}

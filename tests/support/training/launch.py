@@ -8,6 +8,7 @@ test process itself: torch's threads do not survive a fork. Every wait has a dea
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 from support import processes
 
@@ -243,3 +245,13 @@ def until(condition: Callable[[], object], what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"did not happen: {what}"
         time.sleep(0.002)
+
+
+def imported(path: Path) -> ModuleType:
+    """Return a script as a module."""
+    spec = importlib.util.spec_from_file_location(f"script_{path.stem}", path)
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
