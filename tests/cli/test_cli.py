@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import commands
-from support.harness import CommandLine, cannot, clean_environment
+from support.harness import CommandLine, clean_environment
 
 HEAVY = set("boto3 botocore paramiko cryptography moto asyncssh rich torch msgspec asyncio".split())
 
@@ -104,18 +104,6 @@ def test_up_status_and_allow_me_act_on_the_named_cluster(cli: Any, faults: Any, 
 
 def test_unreachable_endpoint_is_reported(cli: Any) -> None:
     assert "cannot reach AWS" in cli.fails(1, "status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
-
-
-def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any, tmp_path: Path) -> None:
-    """OpenSSH splits the value of an option at spaces and expands `%`. macOS has a space in every state
-    folder."""
-    if not any((Path(folder) / "ssh").exists() for folder in ("/usr/bin", "/usr/local/bin", "/bin")):
-        cannot("OpenSSH's client is not installed")
-    cli.nodes(2)
-    home = tmp_path / 'Application Support "100%d"'
-    home.symlink_to(cli.env["CLOUDDDP_HOME"])
-    done = cli("ssh", "1", "echo reached", CLOUDDDP_HOME=str(home))
-    assert (done.returncode, done.stdout) == (0, "reached\n"), done.stderr
 
 
 def test_sim_option_starts_the_simulator_and_stop_ends_it(line: CommandLine) -> None:

@@ -95,7 +95,7 @@ path = os.path.abspath("out/run/best.ckpt")
 if os.environ["RANK"] == "1":
     os.makedirs("out/run", exist_ok=True)
     open(path, "w").close()
-for _ in range(100):
+for _ in range(50):
     time.sleep(0.05 * (not os.path.exists(path)))
 if not os.path.exists(path): raise FileNotFoundError(f"Checkpoint file not found: {path}")
 """

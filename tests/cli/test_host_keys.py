@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,21 +101,6 @@ def test_created_instances_from_a_truncated_journal(folder: ClusterFolder) -> No
         journal.write(lines)
     assert folder.created_instances() == {"i-0", "i-1", "i-2"}
     assert ClusterFolder("c-2222222222", root=folder.path.parent.parent).created_instances() == frozenset()
-
-
-def test_exclusive_waits_for_the_other_process(folder: ClusterFolder) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from cloudddp.local_state import ClusterFolder\n"
-        "with ClusterFolder('c-1111111111', root=Path(sys.argv[1])).exclusive(lambda: None): print('in', "
-        "flush=True); time.sleep(600)"
-    )
-    root = str(folder.path.parent.parent)
-    with subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"in\n"
-        waited = []
-        with folder.exclusive(lambda: (waited.append(first.poll()), first.kill())):
-            waited.append(first.wait())
-    assert waited == [None, -9]
 
 
 # -- a real SSH server in place of a node -----------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 from support.harness import ROOT, TIMEOUT, clean_environment, finished, interrupt, wait_for
 from support.interrupts import interrupted_at
 from support.jobs import SLEEPERS, direct, processes, still_running
+from support.tagged import tagged_instance
 from support.terminal import Terminal
 
 
@@ -68,7 +69,7 @@ def test_answering_no_goes_on_and_repeats_no_line(cli: Any, terminal: Any) -> No
     direct(cli)
     cli.write(
         "tick.py",
-        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if "
+        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.05)\n if "
         "os.path.exists('stop'): break",
     )
     window = terminal("launch", "tick.py")
@@ -146,9 +147,9 @@ def test_closing_the_terminal_at_the_question_leaves_the_job_running(
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
 
 
-def test_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
+def test_second_signal_does_not_abort_the_teardown(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
+    tagged_instance(ec2, cli.cluster)
     came, go = faults.hold("TerminateInstances")
-    cli.ok("up", "-n", "1")
     process = cli.start("down", "-y")
     assert came.wait(60)
     process.send_signal(signal.SIGTERM)

@@ -60,7 +60,8 @@ def fetch(url: str) -> bytes:
 
 
 def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path) -> None:
-    """What the user's file says of every host does not count."""
+    """What the user's file says of every host does not count. OpenSSH splits the value of an option at spaces
+    and expands `%`, and macOS has a space in every state folder."""
     openssh("rsync", "scp")
     cli.nodes(2)
     assert (
@@ -71,6 +72,7 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     cli.env.update(CLOUDDDP_HOME=str(odd), HOME=str(tmp_path))
     user = tmp_path / ".ssh" / "config"
     user.parent.mkdir(0o700)
+    assert cli.ok("ssh", "1", "echo reached") == "reached\n"
     line = cli.ok("ssh-config")
     assert line.startswith('Include "')
     user.write_text(f"{line}Host *\n  ForwardAgent yes\n  User root\n  StrictHostKeyChecking no")
@@ -125,11 +127,6 @@ def test_lost_connection_ends_the_forwarding(cli: Any, ec2: Any) -> None:
     ec2.terminate_instances(InstanceIds=instances_of(ec2, cli.cluster))
     _, err = process.communicate(timeout=300)
     assert (process.returncode, "the SSH connection broke" in err, "forward" in err) == (1, True, True), err
-
-
-@pytest.mark.parametrize("given", ["1:0", "65536", "1:2:3", "１"])
-def test_invalid_ports_are_refused(line: CommandLine, given: str) -> None:
-    assert "not a port" in line.fails(2, "forward", "--", given)
 
 
 def test_port_in_use_is_named(line: CommandLine) -> None:

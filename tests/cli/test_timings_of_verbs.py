@@ -15,6 +15,7 @@ def spans(text: str) -> list[str]:
 
 
 def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
+    """And a command that fails its steps until then."""
     direct(cli, nodes=2, ranks=1)
     cli.write("hello.py", "print('hello')")
     cli.ok("launch", "hello.py")
@@ -26,8 +27,5 @@ def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     steps = ["AWS ec2 describe_instances", "SSH connect", "agent: probe", "agent: start", "first line"]
     assert [name for name in found if name in steps] == steps
     assert [found.count(name) for name in ("imports: boto3", "AWS client: ec2")] == [1, 1]
-
-
-def test_timings_of_a_command_that_fails(cli: Any) -> None:
     failed = cli.fails(1, "exec", "--timings", "-c", "absent", "--region", "us-east-1", "--", "true")
     assert "AWS ec2 describe_instances" in spans(failed)

@@ -140,12 +140,12 @@ def test_nodes_without_visible_tags_are_terminated_by_id(cli: Any, faults: Any, 
 def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: Any) -> None:
     faults.rewrite("DescribeInstances", lambda body: re.sub(rb"127\.\d+\.128\.\d+", b"127.1.2.3", body))
     began = time.monotonic()
-    done = cli("up", "-n", "1", CLOUDDDP_READY_MINUTES="0.1")
+    done = cli("up", "-n", "1", CLOUDDDP_READY_MINUTES="0.05")
     took = time.monotonic() - began
     assert done.returncode == 1
     assert "connection refused" in done.stderr
     (tried,) = re.findall(r"gave up after (\d+) s", done.stderr)
-    assert 6 <= int(tried) <= took + 1
+    assert 3 <= int(tried) <= took + 1
     assert "every node was removed" in done.stderr
     assert "for an image that boots more slowly, set a larger ready_minutes" in done.stderr
     assert "`cloudddp status`" not in done.stderr  # the node no longer exists

@@ -43,9 +43,6 @@ SLOW = {
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_overdue.py has the rule",
-    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
-    "cli/test_sync_and_pull.py::"
-    "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
