@@ -82,13 +82,6 @@ def test_ranks_share_a_folder_whose_results_are_pulled_once(cli: Any, conditions
     assert cli.ok("exec", "echo $(ls shared)").count("rank-0 rank-1 setup") == 2
 
 
-def test_unknown_file_system_is_refused_before_a_node_is_asked(cli: Any) -> None:
-    direct(cli)
-    cli.write("cloudddp.toml", '[[shared]]\npath = "shared"\nsource = "fs-0123456789abcdef0"\n')
-    cli.write("train.py", "")
-    assert "no file system fs-0123456789abcdef0 of EFS or FSx" in cli.fails(2, "launch", "train.py")
-
-
 WRITES = """
 import os, time
 path = os.path.abspath("out/run/best.ckpt")

@@ -86,15 +86,12 @@ def test_missing_permission_is_named(cli: Any, conditions: Any, remains: Any) ->
     assert remains().nothing
 
 
-def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
-    """AWS refuses requests whose time differs by more than 5 minutes (Signature Version 4)."""
+def test_clock_that_is_wrong_is_named(cli: Any, simulator: Any, faults: Any, conditions: Any) -> None:
+    """AWS refuses requests whose time differs by more than 5 minutes (Signature Version 4): it answers
+    SignatureDoesNotMatch, and its own time."""
     faults.date = "Thu, 01 Jan 2026 00:00:00 GMT"
     found = checks(cli, code=1)["clock"]
     assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
-
-
-def test_clock_that_aws_refuses_is_a_failed_clock(cli: Any, simulator: Any, conditions: Any) -> None:
-    """AWS answers SignatureDoesNotMatch, and its own time."""
     conditions(clock={"ahead": 900})
     found = checks(cli, code=1, AWS_ENDPOINT_URL=simulator.endpoint)
     assert found["clock"]["status"] == "fail"

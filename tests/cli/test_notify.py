@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.exposed import files_with
 from support.jobs import direct, homes, newest
 from support.webhooks import SECRET, Webhook
 
@@ -19,18 +20,6 @@ def hook() -> Iterator[Webhook]:
     server = Webhook()
     yield server
     server.close()
-
-
-def holding(text: str, folder: Path) -> list[str]:
-    """Return the names of the files below a folder that hold a text."""
-    found = []
-    for path in folder.rglob("*"):
-        try:
-            if path.is_file() and text.encode() in path.read_bytes():
-                found.append(path.name)
-        except OSError:  # it has gone
-            continue
-    return found
 
 
 def test_verdict_of_a_detached_job_is_sent_and_its_url_is_nowhere(cli: Any, hook: Webhook) -> None:
@@ -51,7 +40,7 @@ def test_verdict_of_a_detached_job_is_sent_and_its_url_is_nowhere(cli: Any, hook
     hook.wait("failed", "failed", "failed")
     assert SECRET not in again.stdout + again.stderr + cli.ok("jobs", "--json") + cli.ok("logs", "-v")
     home = Path(cli.env["CLOUDDDP_HOME"])
-    assert any(name == "launcher.log" or name == "state.json" for name in holding("fails.py", home))
-    assert holding(SECRET, home) == holding(SECRET, cli.cwd) == []
+    assert {"launcher.log", "state.json"} & {path.name for path in files_with("fails.py", home)}
+    assert files_with(SECRET, home, cli.cwd) == []
     folders = [path for one in homes(cli) for path in one.glob(".cloudddp/jobs/*")]
     assert [len(list(one.glob("ranks/*.log"))) for one in folders] == [1] * 6  # three jobs on two nodes

@@ -120,6 +120,20 @@ def test_calls_are_repeated_until_aws_knows_what_was_created(account: Account) -
     account.down()
 
 
+def test_nodes_are_tagged_where_ec2_has_not_numbered_them(account: Account) -> None:
+    """EC2 documents unique launch indexes for RunInstances, and always 0 for Auto Scaling and fleets.
+    tests/unit/test_rank_assignment.py has the ranks after a node has ended."""
+    for action in ("RunInstances", "DescribeInstances"):
+        account.faults.rewrite(
+            action, lambda body: re.sub(rb"<amiLaunchIndex>\d+<", b"<amiLaunchIndex>0<", body)
+        )
+    nodes = account.up(nodes=2)
+    where = [{"Name": "key", "Values": ["cloudddp:node-rank"]}, {"Name": "resource-id", "Values": nodes}]
+    tags = account.ec2.describe_tags(Filters=where)["Tags"]
+    assert [{one["ResourceId"]: one["Value"] for one in tags}[node] for node in nodes] == ["0", "1"]
+    account.down()
+
+
 def test_failed_rollback_exits_3(account: Account) -> None:
     account.faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
     account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)

@@ -32,7 +32,6 @@ SLOW = {
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "15 s of torch",
     "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
-    "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_preflight_verb.py::test_bandwidth_is_measured": "torch; tests/unit/test_bandwidth.py",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
