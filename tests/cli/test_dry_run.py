@@ -97,5 +97,9 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
 
 
 def test_plan_of_a_dry_run_names_what_is_left_out(dry_run: Any) -> None:
-    out = dry_run("--region", "sa-east-1", "up", "-t", "p5.48xlarge,p6-b200.48xlarge", "--dry-run")
+    """And a jump host, which is not looked for. tests/golden/requests has private nodes."""
+    words = ("--region", "sa-east-1", "up", "-t", "g5.xlarge,p6-b200.48xlarge", "--dry-run")
+    out = dry_run(*words, "--proxy-jump", "ubuntu@198.51.100.9")
+    assert '"AssociatePublicIpAddress": false' in out
+    assert '"CidrIp": "10.0.0.10/32"' in out
     assert "  left out: p6-b200.48xlarge on demand in sa-east-1: sa-east-1 does not offer" in out

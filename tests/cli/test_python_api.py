@@ -69,6 +69,7 @@ except cloudddp.UsageError as error:
     assert result == ["succeeded", 0, lines]
     assert job == [2, True, True]
     assert any("2 x g5.xlarge at $" in text for text in said)
+    assert any(f"of these, 2 files of job {first}: results/{first}" in text for text in said)
     assert not any("no results" in text for text in said)  # the last pull has nothing to do
     assert same_handlers
     assert err == ""
@@ -286,6 +287,7 @@ with cloudddp.up(nodes=2, heartbeat=2, scratch=["enough"], **settings) as cluste
     again = failed.resume(env={"TOKEN": "y"})
     print(json.dumps([again.wait().exit_code, again.status().resumed_from == failed.id]))
 """
+    cli.env["CLOUDDDP_TIME_SCALE"] = "0.3"
     process = cli.start_code(BEGIN + code)
     job, lost = json.loads(process.stdout.readline())
     written(cli, "began", job=job)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agentnode import free_port
 from support.harness import CommandLine, cannot, instances_of, interrupt
+from support.web import Handler, Server
 
 
 def openssh(*programs: str) -> None:
@@ -37,21 +36,11 @@ def loopback_only(port: int) -> bool:
     return found == [f"0100007F:{port:04X}"]
 
 
-@contextmanager
-def web_server(folder: Path) -> Iterator[int]:
-    """A program that listens on the loopback of a process node, which is this computer's; yield its port."""
-    words = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
-    process = subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"port (\d+)", process.stdout.readline())
-        assert found
-        yield int(found[1])
-    finally:
-        process.kill()
-        process.communicate()
+class Page(Handler, BaseHTTPRequestHandler):
+    """What listens on the loopback of a process node, which is this computer's."""
+
+    def do_GET(self) -> None:
+        self.answer(200, b"x" * 5_000_000)
 
 
 def fetch(url: str) -> bytes:
@@ -92,14 +81,14 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     assert (tmp_path / "back").read_text() == "by rsync"
 
 
-def test_ports_lead_to_the_node_until_ctrl_c(cli: Any, tmp_path: Path) -> None:
+def test_ports_lead_to_the_node_until_ctrl_c(cli: Any) -> None:
     """They listen on the loopback only. Several connections at a time; large answers arrive whole."""
     cli.nodes(2)
-    (tmp_path / "page").write_bytes(b"x" * 5_000_000)
     one, other = free_port(), free_port()
     done = cli("forward", f"{one}:1", str(other), "--node", "1")
     assert (done.returncode, done.stdout, "process nodes share" in done.stderr) == (2, "", True)
-    with web_server(tmp_path) as remote:
+    with closing(Server(Page)) as server:
+        remote = server.server_port
         process = cli.start("forward", f"{one}:{remote}", f"{other}:{remote}", "--node", "1")
         assert process.stdout.readline() == f"http://127.0.0.1:{one} is port {remote} of node 1\n"
         process.stdout.readline()

@@ -41,13 +41,6 @@ def test_proxy_command_is_remembered(cli: Any, ec2: Any, simulator: Any) -> None
     path.write_text(text)
 
 
-def test_jump_host_in_a_dry_run(cli: Any) -> None:
-    """None is needed. tests/golden/requests has private nodes."""
-    shown = cli.ok("up", "--dry-run", "--proxy-jump", "ubuntu@198.51.100.9")
-    assert '"AssociatePublicIpAddress": false' in shown
-    assert '"CidrIp": "10.0.0.10/32"' in shown
-
-
 def test_jump_host_outside_the_account_needs_ssh_from(cli: Any, tmp_path: Path) -> None:
     jump = JumpServer(tmp_path)
     jump.write_ssh_files()

@@ -58,15 +58,6 @@ def test_everything_with_the_name_is_removed(account: Account) -> None:
     ]
 
 
-def test_nothing_to_remove_changes_nothing(account: Account) -> None:
-    report = account.down()
-    assert report.nothing
-    assert report == DownReport((), (), (), (), (), Cost(0))
-    assert account.progress == []
-    assert account.changes() == []
-    assert account.faults.count("DescribeInstances") == 1
-
-
 def test_one_resource_is_something_to_remove(account: Account) -> None:
     for create in (account.group, account.elastic_ip, account.placement_group):
         create()
@@ -75,17 +66,24 @@ def test_one_resource_is_something_to_remove(account: Account) -> None:
         assert account.listed() == []
 
 
-def test_instance_that_had_ended_is_not_reported_as_terminated(account: Account) -> None:
+def test_nothing_to_remove_changes_nothing(account: Account) -> None:
+    """Nor does an instance that had ended: it is not reported as terminated."""
+    check_nothing_to_remove(account)
     (node,) = account.launch()
     assert not account.down().nothing
     assert account.progress[0] == "terminating 1 node"
     assert account.state(node) == "terminated"
     account.progress.clear()
-    again = account.down()
-    assert again.nothing
-    assert again.cost == Cost(0)
+    check_nothing_to_remove(account)
+
+
+def check_nothing_to_remove(account: Account) -> None:
+    report = account.down()
+    assert report.nothing
+    assert report == DownReport((), (), (), (), (), Cost(0))
     assert account.progress == []
     assert account.changes() == []
+    assert account.faults.count("DescribeInstances") == 1
 
 
 def test_instance_that_is_already_shutting_down_is_awaited(account: Account) -> None:
