@@ -251,14 +251,15 @@ def test_up_after_killed_up_completes_the_keys_and_a_stolen_one_impersonates_no_
     process.communicate()
     release.set()
     wait_for(lambda: {node["state"] for node in listed_nodes(cli)} == {"running"}, "the nodes run")
-    before = {presented(node["public_ip"], simulator.ssh_port) for node in listed_nodes(cli)}
-    assert before == {shared_key(ec2, listed_nodes(cli)[0]["instance_id"])[1]}
+    found = listed_nodes(cli)
+    before = {presented(node["public_ip"], simulator.ssh_port) for node in found}
+    assert before == {shared_key(ec2, found[0]["instance_id"])[1]}
     cli.ok("up", "-n", "2")
     check_own_keys(cli, simulator, ec2)
 
     # The shared key in the user data, which every program on a node can read, impersonates no node.
     cli.write("x.py", "")
-    node, _ = listed_nodes(cli)
+    node = found[0]
     private, _ = shared_key(ec2, node["instance_id"])
     login = subprocess.run(
         ["ssh-keygen", "-y", "-f", recorded(cli).private_key], capture_output=True, text=True, check=True

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.harness import ROOT, TIMEOUT, clean_environment, finished, interrupt, wait_for
 from support.interrupts import interrupted_at
-from support.jobs import SLEEPERS, direct, processes, still_running
+from support.jobs import SLEEPERS, direct, homes, nodes_of, processes, still_running
 from support.tagged import tagged_instance
 from support.terminal import Terminal
 
@@ -38,7 +38,7 @@ def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
     assert "the cluster is still up" in err
     assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
-    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
+    assert [node["state"] for node in nodes_of(cli)] == ["running"] * 2
 
 
 def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any) -> None:
@@ -76,7 +76,7 @@ def test_answering_no_goes_on_and_repeats_no_line(cli: Any, terminal: Any) -> No
     interrupt_at_question(window, b"tick 3")
     os.write(window.ours, b"n\n")
     window.read_until(b"tick 30\r")
-    cli.ok("exec", "touch stop")
+    (homes(cli)[0] / "project/stop").touch()
     window.read_until(b"finished")
     assert window.process.wait(TIMEOUT) == 0
     for k in range(30):
@@ -93,7 +93,7 @@ def test_question_ends_with_the_job(cli: Any, terminal: Any, remains: Any) -> No
     )
     window = terminal("run", "-y", "-n", "1", "-t", "g5.xlarge", "wait.py")
     interrupt_at_question(window, b"begun")
-    cli.ok("exec", "touch go")
+    (homes(cli)[0] / "project/go").touch()
     code, shown = window.read_to_the_end()
     assert code == 0, shown
     assert shown.index("an answer is no longer needed") < shown.index("ended by itself")

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from support.harness import TIMEOUT
-from support.jobs import direct, lines_by_rank, written
+from support.jobs import direct, homes, lines_by_rank, written
 
 COUNT = "import os\nr = os.environ['RANK']\nfor k in range(100): print(f'rank {r} line {k}')\n"
 
@@ -41,7 +41,7 @@ def test_following_from_the_last_lines(cli: Any) -> None:
     assert [follower.stdout.readline() for _ in range(2)] == [
         f"[rank 0 | node 0] old {k}\n" for k in (48, 49)
     ]
-    cli.ok("exec", "touch gate")
+    (homes(cli)[0] / "project/gate").touch()
     out, _ = follower.communicate(timeout=TIMEOUT)
     assert (out, follower.returncode) == ("[rank 0 | node 0] new\n", 0)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from support.harness import ROOT, CommandLine, clean_environment, finished, remaining, wait_for
-from support.jobs import newest, written
+from support.jobs import homes, newest, written
 
 import cloudddp
 from cloudddp import api
@@ -294,7 +294,8 @@ with cloudddp.up(nodes=2, heartbeat=2, scratch=["enough"], **settings) as cluste
     ec2.terminate_instances(InstanceIds=[lost])
     wait_for(lambda: (newest(cli)["state"], newest(cli)["resumed_from"]) == ("running", job), "it is resumed")
     written(cli, "began", job=newest(cli)["id"])
-    cli.ok("exec", "--", "touch enough")
+    for home in homes(cli):
+        (home / "project/enough").touch()
     out, _ = finished(process, 0)
     watched, error, first, second = map(json.loads, out.splitlines())
     assert watched[:3] == [watched[0], 0, ["[rank 0 | node 0] began", "[rank 1 | node 1] began"]]

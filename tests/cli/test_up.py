@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.faults import without_element
-from support.harness import clean_environment
+from support.harness import clean_environment, running_instances
 from support.interrupts import interrupted_at_call
 from support.teardown_account import Account
 
@@ -21,7 +21,7 @@ def test_up_creates_the_requested_cluster_and_a_second_one_changes_nothing(
     """The requests themselves are in tests/golden/requests."""
     assert "is ready" in cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
-    found = [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+    found = running_instances(ec2, cli.cluster)
     assert len(found) == 2
     for instance in found:
         attribute = ec2.describe_instance_attribute(

@@ -26,7 +26,8 @@ SLOW = {
     "lab/test_sim_power.py": "the simulator's nodes as processes; tests/cli stops and starts them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
     # The command line: whole clusters, killed or short of something, in many variants.
-    "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
+    "cli/test_logs_and_jobs.py::"
+    "test_job_of_another_agent_version_is_not_modified": "4 s; tests/node/test_version.py has the rules",
     "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
     "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "15 s of torch",
