@@ -144,7 +144,7 @@ def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
     """And a command that fails its steps until then."""
     direct(cli, nodes=2, ranks=1)
     cli.write("hello.py", "print('hello')")
-    cli.ok("launch", "hello.py")
+    cli.ok("sync")
     done = cli.exits(0, "--timings", "launch", "hello.py")
     assert "begin" not in done.stdout
     found = spans(done.stderr)

@@ -196,7 +196,7 @@ def test_what_changes_while_waiting(account: Account, limits: Callable[..., None
     is taken to another network would create nodes that it cannot reach. A price that has risen ends the
     wait."""
     limits(refresh_interval=1.0)
-    account.conditions(capacity=full(*G5_ZONES), prices={"g5.xlarge": 1.0})
+    account.conditions(capacity=full("us-east-1a"), prices={"g5.xlarge": 1.0})
     admitted: list[str] = []
     waits: list[str] = []
 
@@ -219,7 +219,7 @@ def test_what_changes_while_waiting(account: Account, limits: Callable[..., None
     sources = iter(["127.0.0.1/32"])
     options = {"progress": progress, "ssh_sources": lambda *_: (next(sources, "127.0.0.2/32"),)}
     cloud = AWS(region=account.aws.region, observe=observe)
-    error = account.failed_up([cloud], options=options, nodes=1, wait_capacity="1h")
+    error = account.failed_up([cloud], options=options, nodes=1, zones=("us-east-1a",), wait_capacity="1h")
     assert re.search(r"the price in us-east-1 has risen from \$1\.\d\d to \$2\.\d\d an hour", error.message)
     assert ["AWS does not answer as usual" in one for one in waits[:4]] == [False, True, True, False]
     assert "127.0.0.1/32" in admitted

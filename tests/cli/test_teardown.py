@@ -254,7 +254,7 @@ def hidden_at_first(account: Account) -> Rewrite:
 
 
 def test_deleted_volume_that_stays_listed_is_left(account: Account, limits: Callable[..., None]) -> None:
-    limits()
+    limits(still_listed=2.0)
     volume, group, folder = account.volume(), account.group(), folder_of(account)
     shown: list[bytes] = []
 
@@ -310,7 +310,7 @@ def test_group_in_use_is_deleted_once_it_is_released(account: Account, limits: C
 def test_group_that_stays_in_use_is_left_and_keeps_the_name(
     account: Account, limits: Callable[..., None]
 ) -> None:
-    limits(in_use=0.5)
+    limits(in_use=3.0)
     group, key = account.group(), account.key()
     subnet = account.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     made = account.ec2.create_network_interface(SubnetId=subnet, Groups=[group], Description="of another")
