@@ -118,9 +118,8 @@ SLOW = {
 FIRST_PARAMETERS = {
     f"{folder}/test_{name}.py"
     for folder, names in {
-        "cli": "credentials efa fuzz_command_line home host_keys interrupts launch log_selection "
-        "malformed_answers mfa own_flags regions_searched reservations run setup_commands tags teardown "
-        "up variables what_is_sent",
+        "cli": "credentials fuzz_command_line home host_keys interrupts launch malformed_answers mfa "
+        "own_flags regions_searched reservations setup_commands tags teardown up what_is_sent",
         "lab": "sim_control",
         "node": "kill probe project_lock pull_continues setup spread",
     }.items()
