@@ -57,7 +57,46 @@ KEY = "arn:aws:kms:{}:123456789012:alias/train"
         ("run ok.py --max-cost 5", "put it before ok.py"),
         ("launch --epochs 3 ok.py", "go after it: `cloudddp launch ok.py --epochs`"),
         ("launch --detatch ok.py", "did you mean --detach?"),
+        ("up -t p4d.24xlarge --no-efa --require-efa", "EFA"),
+        ("init new --example exac", "available: classic, exact, trainer; for a folder of that name:"),
+        ("up --tag aws:team=x", "begins with 'aws:', which is reserved"),
+        ("up --tag AWS:Team=x", "begins with 'aws:', which is reserved"),
+        ("up --tag cloudddp:owner=me", "begins with 'cloudddp:', which is reserved"),
+        ("up --tag Cloudddp:Cluster=x", "begins with 'cloudddp:', which is reserved"),
+        ("up --tag Team", "--tag 'Team' has no '='"),
+        ("up --tag =x", "tag key '' is not allowed"),
+        (f"up --tag {'k' * 128}=x", "1 to 127 characters"),
+        (f"up --tag k={'v' * 257}", "the value of tag 'k' is not allowed"),
+        ("up --tag 'k=a\nb'", "the value of tag 'k' is not allowed"),
+        ("up --tag 'a\tb=x'", "without control characters"),
         ("launch -m", "-m needs the name of a module"),
+        ("launch -e NOT_SET_HERE ok.py", "--env NOT_SET_HERE: this variable is not set here"),
+        ("launch -e RAW=\udcff ok.py", "--env: job.env: the value of RAW is not UTF-8"),
+        ("launch --env-file bad ok.py", "--env-file bad, line 2: no '='"),
+        ("extend", "give one new deadline"),
+        ("extend --hours 1 --max-cost 9", "give one new deadline"),
+        ("extend --hours nan", "not in the range"),
+        ("extend --until yesterday", "is not a time"),
+        ("logs --rank a", "--rank 'a' is not a list of numbers"),
+        ("logs --rank 5-3", "is not a list of numbers"),
+        ("logs --rank 0-999999999", "is not a list of numbers"),
+        ("logs --node 1,", "is not a list of numbers"),
+        ("logs --since 5", "--since '5' is not a time"),
+        (f"logs --since {'9' * 5000}d", "is not a time"),
+        ("logs --tail -1", "is not a number of lines"),
+        (f"logs --tail {'9' * 5000}", "is not a number of lines"),
+        ("logs --grep '('", "is not a regular expression"),
+        ("logs --raw --json", "exclude each other"),
+        ("logs -f --tail 3 --grep x", "with -f, --tail and --grep exclude each other"),
+        ("forward -- 1:0", "not a port"),
+        ("forward 65536", "not a port"),
+        ("forward 1:2:3", "not a port"),
+        ("forward \uff11", "not a port"),
+        ("sim start --interface=a/b", "1 to 15 letters"),
+        ("sim start --nodes process --interface e0", "no interface of their own"),
+        ("sim start --pending-seconds=nan", "--pending-seconds"),
+        ("sim start --unknown-seconds=601", "--unknown-seconds"),
+        ("sim interrupt 0 --seconds=-inf", "--seconds"),
     ],
 )
 def test_bad_usage_exits_2_before_any_call(
@@ -65,6 +104,7 @@ def test_bad_usage_exits_2_before_any_call(
 ) -> None:
     """In this process. A call would be another error: nobody listens at the endpoint."""
     (project / "ok.py").write_text("")
+    (project / "bad").write_text("A=1\nhunter2\n")
     monkeypatch.chdir(project)
     settings = {
         "ENDPOINT_URL": "http://127.0.0.1:1",
@@ -83,3 +123,4 @@ def test_bad_usage_exits_2_before_any_call(
         error.format_message() if isinstance(error, click.ClickException) else f"{error.message} {error.hint}"
     )
     assert message in shown
+    assert "hunter2" not in shown

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 from support.commands import commands
-from support.harness import CommandLine, cannot, clean_environment
+from support.harness import CommandLine, clean_environment
+from support.jobs import direct
 
 HEAVY = set("boto3 botocore paramiko cryptography moto asyncssh rich torch msgspec asyncio".split())
 
@@ -106,18 +107,6 @@ def test_unreachable_endpoint_is_reported(cli: Any) -> None:
     assert "cannot reach AWS" in cli.fails(1, "status", AWS_ENDPOINT_URL="http://127.0.0.1:1")
 
 
-def test_ssh_reaches_a_node_with_strict_host_key_checking(cli: Any, tmp_path: Path) -> None:
-    """OpenSSH splits the value of an option at spaces and expands `%`. macOS has a space in every state
-    folder."""
-    if not any((Path(folder) / "ssh").exists() for folder in ("/usr/bin", "/usr/local/bin", "/bin")):
-        cannot("OpenSSH's client is not installed")
-    cli.nodes(2)
-    home = tmp_path / 'Application Support "100%d"'
-    home.symlink_to(cli.env["CLOUDDDP_HOME"])
-    done = cli("ssh", "1", "echo reached", CLOUDDDP_HOME=str(home))
-    assert (done.returncode, done.stdout) == (0, "reached\n"), done.stderr
-
-
 def test_sim_option_starts_the_simulator_and_stop_ends_it(line: CommandLine) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("asyncssh")
@@ -139,3 +128,30 @@ def test_later_global_options_win(cli: Any) -> None:
     cli.write("given.toml", "")
     words = ("--config", "given.toml", "-c", "first", "status", "-c", "second", "--region", "us-east-1")
     assert "no cluster 'second'" in cli(*words, CLOUDDDP_CONFIG="missing.toml").stderr
+
+
+# -- --timings: where the seconds of a command went, on stderr ----------------------------------------------
+
+
+def spans(text: str) -> list[str]:
+    """Return what the lines of the waterfall are about, in order."""
+    lines = text.splitlines()
+    (head,) = (number for number, line in enumerate(lines) if line.split() == ["begin", "took", "(seconds)"])
+    return [line.split(None, 2)[2].rstrip(" #").partition(" (")[0] for line in lines[head + 1 :]]
+
+
+def test_launch_shows_every_step_until_the_first_line(cli: Any) -> None:
+    """And a command that fails its steps until then."""
+    direct(cli, nodes=2, ranks=1)
+    cli.write("hello.py", "print('hello')")
+    cli.ok("sync")
+    done = cli.exits(0, "--timings", "launch", "hello.py")
+    assert "begin" not in done.stdout
+    found = spans(done.stderr)
+    assert {"start of Python", "imports: launch"} <= set(found)
+    assert {"on the node: mesh", "on the node: preflight"} <= {name.strip() for name in found}
+    steps = ["AWS ec2 describe_instances", "SSH connect", "agent: probe", "agent: start", "first line"]
+    assert [name for name in found if name in steps] == steps
+    assert [found.count(name) for name in ("imports: boto3", "AWS client: ec2")] == [1, 1]
+    failed = cli.fails(1, "exec", "--timings", "-c", "absent", "--region", "us-east-1", "--", "true")
+    assert "AWS ec2 describe_instances" in spans(failed)

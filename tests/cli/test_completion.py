@@ -33,14 +33,11 @@ def test_names_of_clusters_jobs_and_nodes_are_completed_without_any_call(cli: An
         (of, "logs", "--node", ""): ["plain,0", "plain,1"],
         (of, "ssh", ""): ["plain,0", "plain,1"],
         ("laun",): ["plain,launch"],
+        ("launch", "tr"): ["file,tr"],  # files are left to the shell
     }
     # Neither AWS nor a node answers.
     nobody = {"CLOUDDDP_SIM": "", "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "none"}
     assert {words: completed(cli, *words, **nobody) for words in expected} == expected
-
-
-def test_files_are_left_to_the_shell(cli: Any) -> None:
-    assert completed(cli, "launch", "tr") == ["file,tr"]
 
 
 def test_nothing_is_completed_from_a_damaged_state(cli: Any, tmp_path: Path) -> None:

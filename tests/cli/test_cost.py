@@ -1,11 +1,10 @@
-"""The cost of a cluster so far: it never falls, and includes nodes that have ended."""
+"""The cost of a cluster so far: it never falls, and includes nodes that have ended. test_down.py has the
+command."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -112,29 +111,3 @@ def test_cost_never_falls(lives: list[tuple[int, bool, int]], first: int, second
     assert before is not None
     assert after is not None
     assert after >= before - 1e-9
-
-
-# -- through the command line --------------------------------------------------------------------------------
-
-
-def test_cost_of_a_cluster_stays_known_after_it_is_gone(cli: Any) -> None:
-    cli.ok("up", "-n", "1")
-    (status,) = json.loads(cli.ok("status", "--json"))
-
-    def cost(**env: str) -> dict[str, Any]:
-        listed = json.loads(cli.ok("cost", "--json", **env))
-        (found,) = [one for one in listed if one["cluster_id"] == status["cluster_id"]]
-        return dict(found)
-
-    assert (cost()["usd"], cost()["running"]) == (pytest.approx(status["usd_so_far"], abs=0.01), True)
-    assert "so far" in cli.ok("cost")
-    report = cli.ok("down", "-y")
-    paid = float(report.split("$")[1].split()[0])
-    after = cost()
-    assert (after["usd"], after["running"]) == (pytest.approx(paid, abs=0.006), False)
-    assert (after["project"], after["usd_is_at_most"]) == ("project", False)
-    alone = cost(AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")  # what `down` has recorded
-    assert (alone["usd"], alone["usd_is_at_most"]) == (pytest.approx(paid, abs=0.006), False)
-    broken = cli.exits(0, "cost", AWS_ACCESS_KEY_ID="", AWS_SECRET_ACCESS_KEY="")
-    assert "could not be asked" in broken.stderr, broken.stderr
-    assert status["cluster_id"] in broken.stdout

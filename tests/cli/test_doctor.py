@@ -86,23 +86,12 @@ def test_missing_permission_is_named(cli: Any, conditions: Any, remains: Any) ->
     assert remains().nothing
 
 
-def test_unknown_credentials_end_the_checks(cli: Any, conditions: Any) -> None:
-    conditions(reject={"GetCallerIdentity": {"code": "ExpiredToken", "status": 403, "calls": 9}})
-    found = checks(cli, code=1)
-    assert set(found) == {"OpenSSH", "disk", "identity", "not checked"}
-    assert found["not checked"]["detail"].startswith("clock, SSH, instance type, image, network, ")
-    assert "ExpiredToken" in found["identity"]["detail"]
-
-
-def test_clock_that_is_wrong_is_named(cli: Any, faults: Any) -> None:
-    """AWS refuses requests whose time differs by more than 5 minutes (Signature Version 4)."""
+def test_clock_that_is_wrong_is_named(cli: Any, simulator: Any, faults: Any, conditions: Any) -> None:
+    """AWS refuses requests whose time differs by more than 5 minutes (Signature Version 4): it answers
+    SignatureDoesNotMatch, and its own time."""
     faults.date = "Thu, 01 Jan 2026 00:00:00 GMT"
     found = checks(cli, code=1)["clock"]
     assert (found["status"], "set the clock" in found["fix"]) == ("fail", True)
-
-
-def test_clock_that_aws_refuses_is_a_failed_clock(cli: Any, simulator: Any, conditions: Any) -> None:
-    """AWS answers SignatureDoesNotMatch, and its own time."""
     conditions(clock={"ahead": 900})
     found = checks(cli, code=1, AWS_ENDPOINT_URL=simulator.endpoint)
     assert found["clock"]["status"] == "fail"
@@ -159,11 +148,15 @@ def test_region_that_the_account_has_not_enabled_is_named(cli: Any, faults: Any)
     assert set(alone) == {"OpenSSH", "disk", "region", "not checked"}
 
 
-def test_wrong_credentials_are_no_region_that_is_not_enabled(cli: Any, faults: Any) -> None:
+def test_unknown_credentials_end_the_checks_and_are_no_region_that_is_not_enabled(
+    cli: Any, faults: Any
+) -> None:
     faults.fail("DescribeInstances", "AuthFailure", times=99, **REFUSED)
     faults.fail("GetCallerIdentity", "InvalidClientTokenId", times=99, status=403)
     found = checks(cli, "--regions", "af-south-1,us-east-1", code=1)
     assert set(found) == {"OpenSSH", "disk", "identity", "not checked"}
+    assert found["not checked"]["detail"].startswith("clock, SSH, instance type, image, network, ")
+    assert "InvalidClientTokenId" in found["identity"]["detail"]
     assert "aws configure" in found["identity"]["fix"]
 
 

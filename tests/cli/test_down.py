@@ -7,14 +7,24 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.faults import FaultyEndpoint
 
 
 def test_down_removes_everything_and_reports_the_cost(cli: Any, conditions: Any, remains: Any) -> None:
     """It waits for the interfaces of ended nodes, which keep the security group in use (EC2 API reference,
-    "DeleteSecurityGroup")."""
+    "DeleteSecurityGroup"). The cost stays known, also without AWS."""
     cli.ok("up", "-n", "2")
-    conditions(lingering={"interfaces": 4})
+    (status,) = json.loads(cli.ok("status", "--json"))
+
+    def cost(**env: str) -> dict[str, Any]:
+        listed = json.loads(cli.ok("cost", "--json", **env))
+        (found,) = [one for one in listed if one["cluster_id"] == status["cluster_id"]]
+        return dict(found)
+
+    assert (cost()["usd"], cost()["running"]) == (pytest.approx(status["usd_so_far"], abs=0.02), True)
+    assert "so far" in cli.ok("cost")
+    conditions(lingering={"interfaces": 2})
     del cli.env["CLOUDDDP_YES"]
     assert "add -y" in cli.fails(2, "down")
     assert "down --region us-east-1" in cli.fails(1, "down", "-y", "--region", "us-west-2")
@@ -23,10 +33,17 @@ def test_down_removes_everything_and_reports_the_cost(cli: Any, conditions: Any,
     deleted = "1 placement group deleted, 1 security group deleted, 1 key pair deleted; nothing is left"
     assert f"2 nodes terminated, {deleted}" in done.stdout
     assert "on AWS" in done.stdout
-    assert "$" in done.stdout
+    paid = pytest.approx(float(done.stdout.split("$")[1].split()[0]), abs=0.006)
     assert "waiting until they are no longer in use" in done.stderr
     assert remains().nothing
     assert "nothing to do" in cli.ok("down", "-y", "--region", "us-east-1")
+    nobody = {"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}
+    for after in (cost(), cost(**nobody)):
+        assert (after["usd"], after["running"], after["usd_is_at_most"]) == (paid, False, False)
+        assert after["project"] == "project"
+    broken = cli.exits(0, "cost", **nobody)
+    assert "could not be asked" in broken.stderr, broken.stderr
+    assert status["cluster_id"] in broken.stdout
 
 
 def test_teardown_that_aws_refuses_is_completed_later(

@@ -73,7 +73,9 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
     (project / "train.py").write_text("print('hi')\n")
     (project / "cloudddp.toml").write_text('[job]\nenv = { FROM_FILE = "hunter2", NCCL_DEBUG = "hunter2" }\n')
     notify = {"CLOUDDDP_NOTIFY": "https://example.com/hunter2"}
-    out = dry_run("launch", "--dry-run", "--env", "A=hunter2", "train.py", "--lr", "0.1", **notify)
+    (project.parent / "keys").write_text("FILED=hunter2\n")
+    variables = ("--env", "A=hunter2", "-e", "TOKEN", "--env-file", "../keys")
+    out = dry_run("launch", "--dry-run", *variables, "train.py", "--lr", "0.1", TOKEN="hunter2", **notify)
     assert out.count("torch.distributed.run") == 2
     assert re.search(r"# sending \d files?, [1-9]\d* bytes, to 2 nodes", out)
     for expected in (
@@ -81,6 +83,8 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
         "--local-addr=172.31.",
         "NCCL_SOCKET_IFNAME==ens5",
         "A=****",
+        "TOKEN=****",
+        "FILED=****",
         "FROM_FILE=****",
         "NCCL_DEBUG=****",
         "GLOO_SOCKET_IFNAME=ens5",
@@ -93,5 +97,9 @@ def test_launch_prints_commands_of_each_node_without_secrets(dry_run: Any, proje
 
 
 def test_plan_of_a_dry_run_names_what_is_left_out(dry_run: Any) -> None:
-    out = dry_run("--region", "sa-east-1", "up", "-t", "p5.48xlarge,p6-b200.48xlarge", "--dry-run")
+    """And a jump host, which is not looked for. tests/golden/requests has private nodes."""
+    words = ("--region", "sa-east-1", "up", "-t", "g5.xlarge,p6-b200.48xlarge", "--dry-run")
+    out = dry_run(*words, "--proxy-jump", "ubuntu@198.51.100.9")
+    assert '"AssociatePublicIpAddress": false' in out
+    assert '"CidrIp": "10.0.0.10/32"' in out
     assert "  left out: p6-b200.48xlarge on demand in sa-east-1: sa-east-1 does not offer" in out

@@ -25,7 +25,8 @@ def with_input(cli: Any, *words: str) -> tuple[Process, int]:
 
 
 def test_lines_arrive_while_the_command_runs_and_input_is_passed_on(cli: Any) -> None:
-    """Of several nodes each line has the node; of one it is as it is. The end of the input arrives, too."""
+    """Of several nodes each line has the node; of one it is as it is. The end of the input arrives, too. A
+    command that ends does not wait for its input."""
     cli.nodes(2)
     for words, expected in (
         (("exec", "--"), {"[node 0] got a\n", "[node 1] got a\n"}),
@@ -37,6 +38,10 @@ def test_lines_arrive_while_the_command_runs_and_input_is_passed_on(cli: Any) ->
         os.close(pipe)
         out, err = process.communicate(timeout=TIMEOUT)
         assert (process.returncode, out.count("end"), err) == (0, len(expected), "")
+    process, pipe = with_input(cli, "exec", "--node", "1", "--", "echo done")
+    out, _ = process.communicate(timeout=TIMEOUT)
+    os.close(pipe)
+    assert (process.returncode, out) == (0, "done\n")
 
 
 def test_input_is_streamed_to_nodes_of_different_speed(cli: Any, tmp_path: Path) -> None:
@@ -54,14 +59,6 @@ def test_input_is_streamed_to_nodes_of_different_speed(cli: Any, tmp_path: Path)
         out, _ = process.communicate(timeout=TIMEOUT)
     assert out == f"[node 1] {hashlib.md5(data, usedforsecurity=False).hexdigest()}  -\n"
     assert process.peak_memory < 120 << 20
-
-
-def test_command_that_ends_does_not_wait_for_its_input(cli: Any) -> None:
-    cli.nodes(1)
-    process, pipe = with_input(cli, "exec", "--", "echo done")
-    out, _ = process.communicate(timeout=300)
-    os.close(pipe)
-    assert (process.returncode, out) == (0, "done\n")
 
 
 def test_exit_codes_are_listed_if_one_is_not_0(cli: Any) -> None:

@@ -90,6 +90,7 @@ def test_settings_of_the_project_are_used(line: CommandLine) -> None:
     script = line.ok("export", "slurm", "-e", "TOKEN", "train.py", TOKEN="hunter2")
     assert "hunter2" not in script and "from-the-file" not in script
     assert {"--nodes=3", "--gpus-per-node=4"} <= set(directives(script))
+    assert "--nproc-per-node=4 " in script
     assert not any(one.startswith("--signal") for one in directives(script))
     for text in (
         "python=.venv/bin/python\n",
@@ -107,7 +108,9 @@ def test_settings_of_the_project_are_used(line: CommandLine) -> None:
 
 def test_module_and_script_in_a_folder(line: CommandLine) -> None:
     line.write("pkg/main.py", "")
-    script = line.ok("export", "slurm", "-m", "pkg.main", "-x")
+    script = line.ok(*"export slurm --gpus-per-node 0 --nproc-per-node 2 -m pkg.main -x".split())
+    assert "--nproc-per-node=2 " in script
+    assert not [one for one in directives(script) if one.startswith("--gpus-per-node")]
     assert '"$python" -m pkg.main -x\n' in script
     assert directives(script)[0] == "--job-name=main"
     line.write("cloudddp.toml", "")
@@ -118,20 +121,6 @@ def test_module_and_script_in_a_folder(line: CommandLine) -> None:
     assert "[[ -f pkg/main.py ]] || fail " in script
     done = line("export", "slurm", "-o", "job.sh", "main.py")
     assert f"next: cd {line.cwd.parent} && sbatch pkg/job.sh" in done.stderr.replace("\n", " ")
-
-
-@pytest.mark.parametrize(
-    ("words", "ranks_per_node", "gpus"),
-    [
-        ("--nproc-per-node 4", 4, ["--gpus-per-node=4"]),
-        ("--gpus-per-node 0 --nproc-per-node 2", 2, []),
-        ("--gpus-per-node h100:4", 4, ["--gpus-per-node=h100:4"]),
-    ],
-)
-def test_ranks_and_gpus(line: CommandLine, words: str, ranks_per_node: int, gpus: list[str]) -> None:
-    script = line.ok("export", "slurm", *words.split(), "train.py")
-    assert f"--nproc-per-node={ranks_per_node} " in script
-    assert [one for one in directives(script) if one.startswith("--gpus-per-node")] == gpus
 
 
 @pytest.mark.parametrize(

@@ -59,26 +59,6 @@ def test_extra_tags_are_on_every_resource(cli: Any, ec2: Any, remains: Any) -> N
     assert remains().nothing
 
 
-@pytest.mark.parametrize(
-    ("tags", "message"),
-    [
-        (["aws:team=x"], "begins with 'aws:', which is reserved"),
-        (["AWS:Team=x"], "begins with 'aws:', which is reserved"),
-        (["cloudddp:owner=me"], "begins with 'cloudddp:', which is reserved"),
-        (["Cloudddp:Cluster=x"], "begins with 'cloudddp:', which is reserved"),
-        (["Team"], "--tag 'Team' has no '='"),
-        (["=x"], "tag key '' is not allowed"),
-        (["k" * 128 + "=x"], "1 to 127 characters"),
-        (["k=" + "v" * 257], "the value of tag 'k' is not allowed"),
-        (["k=a\nb"], "the value of tag 'k' is not allowed"),
-        (["a\tb=x"], "without control characters"),
-        ([f"k{number}=x" for number in range(36)], "36 extra tags are too many"),
-    ],
-)
-def test_invalid_tags_are_refused_before_any_call(tags: list[str], message: str) -> None:
-    refused(message, tags)
-
-
 def test_tags_of_file_and_options_are_counted_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.server
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from support import fuzz
 from support.fuzz import Case
 from support.harness import ROOT, TIMEOUT, clean_environment
 from support.processes import CLOSED, Stream, zygote
+from support.web import Handler, Server
 
 COUNT = 50
 CODES = {0, 1, 2, 3, 130}
@@ -34,7 +34,7 @@ ANSWERS = [  # status, body; one for each case, by its seed. All of them are ref
 ]
 
 
-class Refusing(http.server.BaseHTTPRequestHandler):
+class Refusing(Handler, BaseHTTPRequestHandler):
     """An endpoint that refuses every call, with hostile answers."""
 
     protocol_version = "HTTP/1.1"
@@ -42,25 +42,16 @@ class Refusing(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
         seed = self.path.strip("/").split("/")[0]
-        status, body = ANSWERS[int(seed) % len(ANSWERS) if seed.isdecimal() else 0]
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.answer(*ANSWERS[int(seed) % len(ANSWERS) if seed.isdecimal() else 0])
 
     do_GET = do_PUT = do_POST  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
 def refusing() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Refusing)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    server = Server(Refusing)
+    yield f"http://{server.address}"
+    server.close()
 
 
 def test_every_command_line_ends_with_an_exit_code_and_a_message(tmp_path: Path, refusing: str) -> None:

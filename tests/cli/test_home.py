@@ -232,18 +232,6 @@ def line(line: CommandLine, home: Path) -> CommandLine:
     return line
 
 
-@pytest.mark.parametrize("words", [("up", "-y"), ("--sim", "ls")])
-def test_verbs_refuse_a_home_writable_by_others(
-    line: CommandLine, home: Path, words: tuple[str, ...]
-) -> None:
-    home.mkdir(parents=True)
-    home.chmod(0o777)
-    err = line.fails(2, *words, AWS_REGION="us-east-1")
-    assert "CLOUDDDP_HOME" in err
-    assert "chmod 700" in err
-    assert list(home.iterdir()) == []
-
-
 def test_simulator_folders_and_log_are_private(line: CommandLine, home: Path, tmp_path: Path) -> None:
     pytest.importorskip("moto")
     pytest.importorskip("asyncssh")

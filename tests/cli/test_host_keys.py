@@ -8,7 +8,6 @@ import json
 import re
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,21 +101,6 @@ def test_created_instances_from_a_truncated_journal(folder: ClusterFolder) -> No
         journal.write(lines)
     assert folder.created_instances() == {"i-0", "i-1", "i-2"}
     assert ClusterFolder("c-2222222222", root=folder.path.parent.parent).created_instances() == frozenset()
-
-
-def test_exclusive_waits_for_the_other_process(folder: ClusterFolder) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from cloudddp.local_state import ClusterFolder\n"
-        "with ClusterFolder('c-1111111111', root=Path(sys.argv[1])).exclusive(lambda: None): print('in', "
-        "flush=True); time.sleep(600)"
-    )
-    root = str(folder.path.parent.parent)
-    with subprocess.Popen([sys.executable, "-c", code, root], stdout=subprocess.PIPE) as first:
-        assert first.stdout.readline() == b"in\n"
-        waited = []
-        with folder.exclusive(lambda: (waited.append(first.poll()), first.kill())):
-            waited.append(first.wait())
-    assert waited == [None, -9]
 
 
 # -- a real SSH server in place of a node -----------------------------------------------------------------
@@ -267,14 +251,15 @@ def test_up_after_killed_up_completes_the_keys_and_a_stolen_one_impersonates_no_
     process.communicate()
     release.set()
     wait_for(lambda: {node["state"] for node in listed_nodes(cli)} == {"running"}, "the nodes run")
-    before = {presented(node["public_ip"], simulator.ssh_port) for node in listed_nodes(cli)}
-    assert before == {shared_key(ec2, listed_nodes(cli)[0]["instance_id"])[1]}
+    found = listed_nodes(cli)
+    before = {presented(node["public_ip"], simulator.ssh_port) for node in found}
+    assert before == {shared_key(ec2, found[0]["instance_id"])[1]}
     cli.ok("up", "-n", "2")
     check_own_keys(cli, simulator, ec2)
 
     # The shared key in the user data, which every program on a node can read, impersonates no node.
     cli.write("x.py", "")
-    node, _ = listed_nodes(cli)
+    node = found[0]
     private, _ = shared_key(ec2, node["instance_id"])
     login = subprocess.run(
         ["ssh-keygen", "-y", "-f", recorded(cli).private_key], capture_output=True, text=True, check=True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 from collections.abc import Iterator
@@ -24,28 +23,12 @@ from cloudddp.simulator.iam.evaluate import Check, evaluate
 _ALWAYS = ("aws:RequestedRegion", "aws:PrincipalArn", "ec2:Region")
 
 
-@contextlib.contextmanager
-def started(home: Path, policy: Path) -> Iterator[control.Simulator]:
-    """A simulator whose user has a policy."""
-    try:
-        yield control.start(home, nodes="process", policies={"policy": policy})
-    finally:
-        control.stop(home)
-
-
-def command_line(sim: control.Simulator, cluster: str) -> CommandLine:
-    folder = sim.home.parent / cluster
-    folder.mkdir()
-    env = clean_environment(
-        CLOUDDDP_HOME=str(sim.home), CLOUDDDP_CLUSTER=cluster, CLOUDDDP_YES="1", **control.environment(sim)
-    )
-    return CommandLine(folder, cluster, env)
-
-
 @pytest.fixture(scope="module")
 def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[control.Simulator]:
-    with started(tmp_path_factory.mktemp("operator") / "home", FOLDER / "operator.json") as sim:
-        yield sim
+    """A simulator whose user has the policy of operators."""
+    home = tmp_path_factory.mktemp("operator")
+    yield control.start(home, nodes="process", policies={"policy": FOLDER / "operator.json"})
+    control.stop(home)
 
 
 def own_client(sim: control.Simulator, service: str) -> Any:
@@ -169,8 +152,11 @@ def test_only_ranks_and_deadlines_can_be_tagged_later(operator: control.Simulato
     ec2.terminate_instances(InstanceIds=[instance])
 
 
-def test_operator_may_replace_a_node(operator: control.Simulator) -> None:
-    cli = command_line(operator, "replaced")
+def test_operator_may_replace_a_node(operator: control.Simulator, project: Path) -> None:
+    env = clean_environment(
+        CLOUDDDP_HOME=str(operator.home), CLOUDDDP_YES="1", **control.environment(operator)
+    )
+    cli = CommandLine(project, "project", env)
     cli.write("cloudddp.toml", '[job]\nrendezvous = "direct"\nnproc_per_node = 1\n')
     cli.write("script.py", "raise SystemExit(3)\n")
     cli.ok("up", "-n", "2", "-t", "g5.12xlarge")

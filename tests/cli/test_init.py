@@ -45,16 +45,12 @@ def test_example_is_copied_into_the_folder(
     assert files(made) == expected(example)
     for name, source in payload_example(example).items():
         assert (made / name).read_bytes() == source.read_bytes()
+    config = settings.resolve([settings.read_toml(made / "cloudddp.toml")])
+    assert config.setup.environment == "requirements.txt"
+    assert folder == "." or config.cluster.name == made.name
     script = "train/main.py" if example == "trainer" else "train.py"
     there = "" if folder == "." else f"cd {folder} && "
     assert err.endswith(f"next, a rehearsal on this computer: {there}cloudddp --sim run {script}\n")
-
-
-def test_nodes_install_the_requirements_of_an_example(line: CommandLine) -> None:
-    line("init", "--example", "new")
-    config = settings.resolve([settings.read_toml(line.cwd / "new" / "cloudddp.toml")])
-    assert config.setup.environment == "requirements.txt"
-    assert config.cluster.name == "new"
 
 
 def test_project_is_looked_at(line: CommandLine) -> None:
@@ -104,13 +100,6 @@ def test_questions_on_a_terminal(line: CommandLine) -> None:
     assert code == 0, shown
     found = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")]).cluster
     assert (found.nodes, found.instance_type, found.max_cost) == (4, "g5.xlarge", 30)
-
-
-def test_unknown_example_is_refused(line: CommandLine) -> None:
-    err = line.fails(2, "init", "new", "--example", "exac")
-    assert "--example: no example" in err
-    assert "available: classic, exact, trainer; for a folder of that name:" in err
-    assert files(line.cwd) == set()
 
 
 def test_no_existing_file_is_replaced(line: CommandLine) -> None:

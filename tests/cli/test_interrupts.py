@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.harness import ROOT, TIMEOUT, clean_environment, finished, interrupt, wait_for
 from support.interrupts import interrupted_at
-from support.jobs import SLEEPERS, direct, processes, still_running
+from support.jobs import SLEEPERS, direct, homes, nodes_of, processes, still_running
+from support.tagged import tagged_instance
 from support.terminal import Terminal
 
 
@@ -37,7 +38,7 @@ def test_ctrl_c_cancels_the_job_and_keeps_the_cluster(cli: Any) -> None:
     assert "the cluster is still up" in err
     assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
-    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2
+    assert [node["state"] for node in nodes_of(cli)] == ["running"] * 2
 
 
 def test_ctrl_c_right_after_the_start_stops_the_job(cli: Any) -> None:
@@ -68,14 +69,14 @@ def test_answering_no_goes_on_and_repeats_no_line(cli: Any, terminal: Any) -> No
     direct(cli)
     cli.write(
         "tick.py",
-        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.1)\n if "
+        "import time, os\nfor i in range(10**6):\n print('tick', i, flush=True)\n time.sleep(0.05)\n if "
         "os.path.exists('stop'): break",
     )
     window = terminal("launch", "tick.py")
     interrupt_at_question(window, b"tick 3")
     os.write(window.ours, b"n\n")
     window.read_until(b"tick 30\r")
-    cli.ok("exec", "touch stop")
+    (homes(cli)[0] / "project/stop").touch()
     window.read_until(b"finished")
     assert window.process.wait(TIMEOUT) == 0
     for k in range(30):
@@ -92,7 +93,7 @@ def test_question_ends_with_the_job(cli: Any, terminal: Any, remains: Any) -> No
     )
     window = terminal("run", "-y", "-n", "1", "-t", "g5.xlarge", "wait.py")
     interrupt_at_question(window, b"begun")
-    cli.ok("exec", "touch go")
+    (homes(cli)[0] / "project/go").touch()
     code, shown = window.read_to_the_end()
     assert code == 0, shown
     assert shown.index("an answer is no longer needed") < shown.index("ended by itself")
@@ -146,9 +147,9 @@ def test_closing_the_terminal_at_the_question_leaves_the_job_running(
     assert json.loads(cli.ok("jobs", "--json"))[0]["state"] == "running"
 
 
-def test_second_signal_does_not_abort_the_teardown(cli: Any, faults: Any, remains: Any) -> None:
+def test_second_signal_does_not_abort_the_teardown(cli: Any, ec2: Any, faults: Any, remains: Any) -> None:
+    tagged_instance(ec2, cli.cluster)
     came, go = faults.hold("TerminateInstances")
-    cli.ok("up", "-n", "1")
     process = cli.start("down", "-y")
     assert came.wait(60)
     process.send_signal(signal.SIGTERM)

@@ -150,15 +150,15 @@ def test_torchrun_across_nodes_trains_and_names_the_failing_rank(cli: Any) -> No
         "print('sum', int(x), 'of', dist.get_world_size(), flush=True)\n"
         "dist.barrier()\n"
         # os._exit: gloo's threads, torn down with the interpreter, now and then abort it (signal 6)
-        "if dist.get_rank() == 2: os._exit(7)\n"
+        "if dist.get_rank() == 1: os._exit(7)\n"
         "dist.barrier()\n",
     )
-    done = cli.exits(7, "launch", "--rendezvous", "c10d", "--nproc-per-node", "2", "reduce.py")
+    done = cli.exits(7, "launch", "--rendezvous", "c10d", "--nproc-per-node", "1", "reduce.py")
     shown = lines_by_rank(done.stdout)
-    assert {rank: lines[0] for rank, lines in shown.items()} == dict.fromkeys(range(4), "sum 6 of 4")
+    assert {rank: lines[0] for rank, lines in shown.items()} == dict.fromkeys(range(2), "sum 1 of 2")
     # torch numbers the ranks by the nodes' addresses
-    (node,) = set(re.findall(r"\[rank 2 \| node ([01])\]", done.stdout))
-    assert f"failed: rank 2 on node {node} exited with code 7\n" in done.stderr
+    (node,) = set(re.findall(r"\[rank 1 \| node ([01])\]", done.stdout))
+    assert f"failed: rank 1 on node {node} exited with code 7\n" in done.stderr
     wait_for(lambda: processes(cli) == 0, "every process is stopped")
 
 
@@ -182,3 +182,37 @@ def test_ranks_that_do_not_fit_are_refused_before_the_sync(cli: Any) -> None:
     (home,) = homes(cli)
     assert not (home / "project/train.py").exists()
     assert not (home / "set-up").exists()
+
+
+# -- in containers of the simulator's nodes ------------------------------------------------------------------
+
+
+def calls(home: Path, verb: str) -> list[list[str]]:
+    lines = (home / ".simulated-docker").read_text().splitlines()
+    return [words for words in map(json.loads, lines) if words[0] == verb]
+
+
+IN_CONTAINER = (
+    "import os; print('rank', os.environ['RANK'], os.environ['TOKEN'], 'SSH_CONNECTION' in os.environ)\n"
+)
+WITHOUT_TORCH = '#!/bin/sh\nexec python3 -IS "$@"\n'
+
+
+def test_job_in_a_container(cli: Any) -> None:
+    """Setup, ranks, environment, and what is refused."""
+    direct(cli, nodes=2)
+    cli.write("cloudddp.toml", '[setup]\nrun = ["echo set up in $HOME"]\n[job]\ncontainer = "train:1"\n')
+    cli.write("ok.py", IN_CONTAINER)
+    done = cli.exits(0, "launch", "--rendezvous", "direct", "-e", "TOKEN=s3cret", "ok.py")
+    assert "rank 0 s3cret False" in done.stdout
+    assert "rank 1 s3cret False" in done.stdout
+    assert "pulling train:1 where it is missing" in done.stderr
+    for home in homes(cli):
+        assert len(calls(home, "pull")) == 1
+        assert not any("s3cret" in word for words in calls(home, "run") for word in words)
+    cli.write("bare", WITHOUT_TORCH)
+    (cli.cwd / "bare").chmod(0o755)
+    cli.write("cloudddp.toml", '[job]\ncontainer = "train:1"\npython = "./bare"\n')
+    err = cli.fails(1, "launch", "--rendezvous", "c10d", "ok.py")
+    assert "node 0: train:1: it has no torch, and torchrun needs it" in err
+    assert json.loads(cli.ok("jobs", "--json"))[-1]["state"] == "failed"

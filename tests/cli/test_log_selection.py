@@ -6,12 +6,8 @@ import json
 import re
 from typing import Any
 
-import pytest
 from support.harness import TIMEOUT
-from support.jobs import direct, lines_by_rank, written
-
-from cloudddp.cli.main import main
-from cloudddp.errors import UsageError
+from support.jobs import direct, homes, lines_by_rank, written
 
 COUNT = "import os\nr = os.environ['RANK']\nfor k in range(100): print(f'rank {r} line {k}')\n"
 
@@ -32,28 +28,6 @@ def test_ranks_nodes_and_lines_are_selected(cli: Any) -> None:
     assert "has no rank 4" in cli.fails(2, "logs", "--rank", "1-9")
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (("--rank", "a"), "--rank 'a' is not a list of numbers"),
-        (("--rank", "5-3"), "is not a list of numbers"),
-        (("--rank", "0-999999999"), "is not a list of numbers"),
-        (("--node", "1,"), "is not a list of numbers"),
-        (("--since", "5"), "--since '5' is not a time"),
-        (("--since", "9" * 5000 + "d"), "is not a time"),
-        (("--tail", "-1"), "is not a number of lines"),
-        (("--tail", "9" * 5000), "is not a number of lines"),
-        (("--grep", "("), "is not a regular expression"),
-        (("--raw", "--json"), "exclude each other"),
-        (("-f", "--tail", "3", "--grep", "x"), "with -f, --tail and --grep exclude each other"),
-    ],
-)
-def test_bad_options_are_refused_before_anything_is_called(words: tuple[str, ...], text: str) -> None:
-    with pytest.raises(UsageError) as refused:
-        main.main(["logs", *words], standalone_mode=False, prog_name="cloudddp")
-    assert text in refused.value.message
-
-
 def test_following_from_the_last_lines(cli: Any) -> None:
     direct(cli)
     cli.write(
@@ -67,7 +41,7 @@ def test_following_from_the_last_lines(cli: Any) -> None:
     assert [follower.stdout.readline() for _ in range(2)] == [
         f"[rank 0 | node 0] old {k}\n" for k in (48, 49)
     ]
-    cli.ok("exec", "touch gate")
+    (homes(cli)[0] / "project/gate").touch()
     out, _ = follower.communicate(timeout=TIMEOUT)
     assert (out, follower.returncode) == ("[rank 0 | node 0] new\n", 0)
 

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from support.harness import finished, wait_for
-from support.jobs import SLEEPERS, direct, lines_by_rank, processes, still_running, written
+from support.jobs import SLEEPERS, direct, homes, lines_by_rank, nodes_of, processes, still_running, written
+
+from cloudddp.agent.protocol import VERSION
 
 
 def test_no_line_is_lost_at_the_end(cli: Any) -> None:
@@ -38,7 +40,7 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
         busy = cli.fails(1, *words)
         assert f"job {job} is still running" in busy
         assert "waiting" not in busy
-    assert "changed" not in cli.ok("exec", "cat wait.py")
+    assert {(home / "project/wait.py").read_text() for home in homes(cli)} == {SLEEPERS}
     assert f"jobs: {job}; `cloudddp jobs` lists all" in cli.fails(1, "logs", "19990101")
     assert f"nothing to pull yet: job {job} is running and has not written any" in cli.fails(1, "pull")
     follower = cli.start("logs", "-f", job)
@@ -47,7 +49,7 @@ def test_detached_job_is_followed_and_cancelled_from_other_processes(cli: Any) -
     assert still_running(cli, "wait.py") == []
     wait_for(lambda: processes(cli) == 0, "the supervisors end")
     assert "had already ended" in cli.ok("cancel", job)
-    assert len(json.loads(cli.ok("status", "--json"))[0]["nodes"]) == 2  # the cluster stays
+    assert [node["state"] for node in nodes_of(cli)] == ["running"] * 2  # the cluster stays
 
 
 def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:
@@ -61,3 +63,19 @@ def test_exec_passes_bytes_that_are_not_utf8(cli: Any, tmp_path: Path) -> None:
         assert (tmp_path / "out.txt").read_bytes() == shown + b"\n"
     assert cli.to_files(tmp_path, "exec", "--", f"echo {word} >&2").returncode == 0
     assert (tmp_path / "err.txt").read_bytes() == b"bad\\xff\n"
+
+
+def test_job_of_another_agent_version_is_not_modified(cli: Any) -> None:
+    """Commands name it; `down` still works."""
+    direct(cli)
+    cli.shared = None
+    cli.write("work.py", "import time; time.sleep(600)\n")
+    job = cli.ok("launch", "-d", "work.py").strip()
+    cli.ok("exec", "rm ~/.cloudddp/version")  # version 1 recorded none
+    for command in (("jobs",), ("cancel",), ("launch", "work.py")):
+        err = cli.fails(1, *command)
+        assert f"node 0: job {job} runs under agent version 1, this cloudddp has version {VERSION}" in err
+        assert "cancel it with the cloudddp that started it" in err
+        assert "`cloudddp down`" in err
+    done = cli.exits(0, "down", "-y")
+    assert f"job {job} is running on node 0" in done.stdout + done.stderr

@@ -114,24 +114,32 @@ def refused(user: CommandLine, *words: str) -> str:
     return user.fails(1, "up", "-n", "1", *words)
 
 
-def test_launch_without_the_required_tag_is_denied(limited: control.Simulator, user: CommandLine) -> None:
-    message = refused(user)
-    assert "ec2:RunInstances" in message
-    assert "explicit deny in a service control policy" in message
-    for way in ("--tag K=V", "--kms-key", "--region", "docs/organizations.md", "ask its administrators"):
-        assert way in message
-    assert "creating the key pair" not in message
-    assert nothing_left(limited)
+TAGGED = ("--tag", "CostCenter=42")
+NEXT = ("--tag K=V", "--kms-key", "--region", "docs/organizations.md", "ask its administrators")
+ROLE = "ask for iam:PassRole on the role of instance profile administrator"
 
 
-def test_denied_instance_type_is_reported_before_anything_is_created(
-    limited: control.Simulator, user: CommandLine
+@pytest.mark.parametrize(
+    ("flags", "texts"),
+    [
+        ((), ("ec2:RunInstances", "explicit deny in a service control policy", *NEXT)),  # lacks a tag
+        (
+            ("-t", "p5.48xlarge", *TAGGED),
+            ("AWS denied ec2:RunInstances on arn:aws:ec2:us-east-1:123456789012:instance/*",),
+        ),
+        (("--instance-profile", "administrator", *TAGGED), (ROLE,)),
+    ],
+)
+def test_what_the_organization_denies_is_reported_before_anything_is_created(
+    limited: control.Simulator, user: CommandLine, flags: tuple[str, ...], texts: tuple[str, ...]
 ) -> None:
-    message = refused(user, "-t", "p5.48xlarge", "--tag", "CostCenter=42")
-    assert "AWS denied ec2:RunInstances on arn:aws:ec2:us-east-1:123456789012:instance/*" in message
+    message = refused(user, *flags)
+    assert [text for text in texts if text not in message] == []
     assert "failure message" not in message
     assert "creating the key pair" not in message
     assert nothing_left(limited)
+    if ROLE in texts:
+        assert ROLE in user("doctor", *flags).stdout
 
 
 def test_denied_region_is_left_out_where_another_one_is_given(
@@ -155,18 +163,6 @@ def test_denied_region_where_this_computer_has_a_cluster_is_not_left_out(
     err = cli.fails(1, "up", "-n", "1", "--regions", "us-east-1,us-west-2", CLOUDDDP_PRICE="1")
     assert "AWS denied ec2:DescribeInstances in us-east-1" in err
     assert len(remains().instances) == 1
-
-
-def test_profile_that_may_not_be_passed_is_reported_before_anything_is_created(
-    limited: control.Simulator, user: CommandLine
-) -> None:
-    flags = ("--instance-profile", "administrator", "--tag", "CostCenter=42")
-    message = refused(user, *flags)
-    assert "ask for iam:PassRole on the role of instance profile administrator" in message
-    checked = user("doctor", *flags).stdout
-    assert "ask for iam:PassRole on the role of instance profile administrator" in checked
-    assert "creating the key pair" not in message
-    assert nothing_left(limited)
 
 
 def test_key_that_the_user_may_not_use(limited: control.Simulator, user: CommandLine) -> None:

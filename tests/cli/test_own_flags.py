@@ -47,10 +47,6 @@ def refusal(*words: str) -> UsageError:
     return refused.value
 
 
-def hint(error: UsageError) -> str:
-    return error.hint
-
-
 def forms(name: str, option: click.Option) -> Iterator[tuple[str, ...]]:
     yield (name,) if option.is_flag else (name, "4")
     if not option.is_flag:
@@ -62,8 +58,8 @@ def test_option_after_the_script_is_refused(verb: str, name: str, option: click.
     for form in forms(name, option):
         error = refusal(verb, "train.py", "--lr", "0.1", *form)
         assert error.message.startswith(f"{name} comes after the script"), form
-        assert "put it before train.py" in hint(error)
-        assert f"`cloudddp {verb} -- train.py --lr 0.1 {' '.join(form)}`" in hint(error)
+        assert "put it before train.py" in error.hint
+        assert f"`cloudddp {verb} -- train.py --lr 0.1 {' '.join(form)}`" in error.hint
 
 
 def test_every_refused_option_exists() -> None:
@@ -85,7 +81,7 @@ def test_other_options_belong_to_the_script(verb: str, name: str) -> None:
 def test_option_of_another_verb_is_refused(words: tuple[str, ...], owners: str) -> None:
     error = refusal(*words)
     assert owners in error.message
-    assert f"cloudddp {words[0]} -- t.py {words[2]}" in hint(error)
+    assert f"cloudddp {words[0]} -- t.py {words[2]}" in error.hint
 
 
 def test_combined_short_flags_are_refused() -> None:
@@ -94,7 +90,7 @@ def test_combined_short_flags_are_refused() -> None:
 
 def test_hint_repeats_options_before_the_script() -> None:
     error = refusal("run", "-n", "2", "--spot", "-eA=b c", "--sim", "t.py", "--max-cost", "5")
-    assert "cloudddp run -n 2 --spot --env 'A=****' -- t.py --max-cost 5" in hint(error)
+    assert "cloudddp run -n 2 --spot --env 'A=****' -- t.py --max-cost 5" in error.hint
 
 
 def test_hint_keeps_global_options_that_the_script_has_too() -> None:

@@ -9,10 +9,12 @@ import json
 import re
 import signal
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from botocore.retries.standard import ExponentialBackoff
 from support.harness import instances_of, lines_until, remaining, wait_for
 from support.interrupts import interrupted_at
 from support.simlab import client_of
@@ -22,11 +24,6 @@ from cloudddp.aws.client import AWS
 from cloudddp.errors import CloudDDPError
 
 G5_ZONES = ("us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d", "us-east-1f")
-
-
-@pytest.fixture
-def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
 
 
 def full(*zones: str, left: int = 0) -> dict[str, Any]:
@@ -55,8 +52,12 @@ def test_next_zone_is_tried_and_all_nodes_are_in_one(account: Account) -> None:
     account.down()
 
 
-@pytest.mark.usefixtures("scaled")
-def test_throttle_that_lasts_longer_than_the_wait(account: Account) -> None:
+def test_throttle_that_lasts_longer_than_the_wait(
+    account: Account, limits: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without the pauses of botocore between its own repetitions, up to 15 s for each call."""
+    limits()
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda *_: 0.0)
     account.conditions(throttle={"RunInstances": 9999})
     error = account.failed_up(nodes=1, zones=("us-east-1a",), wait_capacity="2s")
     assert any("AWS throttles launches of this account; trying again" in one for one in account.progress)
@@ -187,9 +188,11 @@ def test_refusal_of_one_region_leads_to_the_next(
 # -- waiting: what it costs, and what ends it ----------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("scaled")
-def test_accepted_launches_that_end_are_limited_and_count_against_max_cost(account: Account) -> None:
+def test_accepted_launches_that_end_are_limited_and_count_against_max_cost(
+    account: Account, limits: Callable[..., None]
+) -> None:
     """Each is billed for at least 60 s per node."""
+    limits()
     wait: dict[str, Any] = {"zones": ("us-east-1a",), "wait_capacity": "1h"}
     ended = {"code": "Server.InternalError", "instances": 1, "launches": 999}
     account.conditions(fail_launch={"us-east-1a": ended}, prices={"g5.xlarge": 60.0})
@@ -208,12 +211,12 @@ def test_accepted_launches_that_end_are_limited_and_count_against_max_cost(accou
     assert account.listed() == []
 
 
-@pytest.mark.usefixtures("scaled")
-def test_what_changes_while_waiting(account: Account) -> None:
+def test_what_changes_while_waiting(account: Account, limits: Callable[..., None]) -> None:
     """An outage of AWS does not end the wait. The address of the computer is looked up again: a laptop that
     is taken to another network would create nodes that it cannot reach. A price that has risen ends the
     wait."""
-    account.conditions(capacity=full(*G5_ZONES), prices={"g5.xlarge": 1.0})
+    limits(refresh_interval=1.0)
+    account.conditions(capacity=full("us-east-1a"), prices={"g5.xlarge": 1.0})
     admitted: list[str] = []
     waits: list[str] = []
 
@@ -236,7 +239,7 @@ def test_what_changes_while_waiting(account: Account) -> None:
     sources = iter(["127.0.0.1/32"])
     options = {"progress": progress, "ssh_sources": lambda *_: (next(sources, "127.0.0.2/32"),)}
     cloud = AWS(region=account.aws.region, observe=observe)
-    error = account.failed_up([cloud], options=options, nodes=1, wait_capacity="1h")
+    error = account.failed_up([cloud], options=options, nodes=1, zones=("us-east-1a",), wait_capacity="1h")
     assert re.search(r"the price in us-east-1 has risen from \$1\.\d\d to \$2\.\d\d an hour", error.message)
     assert ["AWS does not answer as usual" in one for one in waits[:4]] == [False, True, True, False]
     assert "127.0.0.1/32" in admitted

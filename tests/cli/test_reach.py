@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.agentnode import free_port
 from support.harness import CommandLine, cannot, instances_of, interrupt
+from support.web import Handler, Server
 
 
 def openssh(*programs: str) -> None:
@@ -37,21 +36,11 @@ def loopback_only(port: int) -> bool:
     return found == [f"0100007F:{port:04X}"]
 
 
-@contextmanager
-def web_server(folder: Path) -> Iterator[int]:
-    """A program that listens on the loopback of a process node, which is this computer's; yield its port."""
-    words = [sys.executable, "-u", "-m", "http.server", "0", "--bind", "127.0.0.1"]
-    process = subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    try:
-        found = re.search(r"port (\d+)", process.stdout.readline())
-        assert found
-        yield int(found[1])
-    finally:
-        process.kill()
-        process.communicate()
+class Page(Handler, BaseHTTPRequestHandler):
+    """What listens on the loopback of a process node, which is this computer's."""
+
+    def do_GET(self) -> None:
+        self.answer(200, b"x" * 5_000_000)
 
 
 def fetch(url: str) -> bytes:
@@ -60,7 +49,8 @@ def fetch(url: str) -> bytes:
 
 
 def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path) -> None:
-    """What the user's file says of every host does not count."""
+    """What the user's file says of every host does not count. OpenSSH splits the value of an option at spaces
+    and expands `%`, and macOS has a space in every state folder."""
     openssh("rsync", "scp")
     cli.nodes(2)
     assert (
@@ -71,6 +61,7 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     cli.env.update(CLOUDDDP_HOME=str(odd), HOME=str(tmp_path))
     user = tmp_path / ".ssh" / "config"
     user.parent.mkdir(0o700)
+    assert cli.ok("ssh", "1", "echo reached") == "reached\n"
     line = cli.ok("ssh-config")
     assert line.startswith('Include "')
     user.write_text(f"{line}Host *\n  ForwardAgent yes\n  User root\n  StrictHostKeyChecking no")
@@ -90,14 +81,14 @@ def test_openssh_rsync_and_scp_reach_the_nodes_by_name(cli: Any, tmp_path: Path)
     assert (tmp_path / "back").read_text() == "by rsync"
 
 
-def test_ports_lead_to_the_node_until_ctrl_c(cli: Any, tmp_path: Path) -> None:
+def test_ports_lead_to_the_node_until_ctrl_c(cli: Any) -> None:
     """They listen on the loopback only. Several connections at a time; large answers arrive whole."""
     cli.nodes(2)
-    (tmp_path / "page").write_bytes(b"x" * 5_000_000)
     one, other = free_port(), free_port()
     done = cli("forward", f"{one}:1", str(other), "--node", "1")
     assert (done.returncode, done.stdout, "process nodes share" in done.stderr) == (2, "", True)
-    with web_server(tmp_path) as remote:
+    with closing(Server(Page)) as server:
+        remote = server.server_port
         process = cli.start("forward", f"{one}:{remote}", f"{other}:{remote}", "--node", "1")
         assert process.stdout.readline() == f"http://127.0.0.1:{one} is port {remote} of node 1\n"
         process.stdout.readline()
@@ -125,11 +116,6 @@ def test_lost_connection_ends_the_forwarding(cli: Any, ec2: Any) -> None:
     ec2.terminate_instances(InstanceIds=instances_of(ec2, cli.cluster))
     _, err = process.communicate(timeout=300)
     assert (process.returncode, "the SSH connection broke" in err, "forward" in err) == (1, True, True), err
-
-
-@pytest.mark.parametrize("given", ["1:0", "65536", "1:2:3", "１"])
-def test_invalid_ports_are_refused(line: CommandLine, given: str) -> None:
-    assert "not a port" in line.fails(2, "forward", "--", given)
 
 
 def test_port_in_use_is_named(line: CommandLine) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.harness import CommandLine, clean_environment
+from support.harness import CommandLine, clean_environment, running_instances
 from support.simlab import client_of
 
 from cloudddp.simulator import control
@@ -32,14 +32,8 @@ def own(simulator: Any, project: Path) -> Iterator[CommandLine]:
 
 def where(simulator: Any) -> dict[str, int]:
     """Count the running instances of the test's cluster by region, with plain boto3."""
-    found = {}
-    for region in (OTHER, "us-east-1"):
-        ec2 = client_of(simulator, "ec2", region_name=region)
-        answer = ec2.describe_instances(Filters=[{"Name": "tag:cloudddp:cluster", "Values": ["regions"]}])
-        found[region] = sum(
-            i["State"]["Name"] == "running" for r in answer["Reservations"] for i in r["Instances"]
-        )
-    return found
+    clients = {one: client_of(simulator, "ec2", region_name=one) for one in (OTHER, "us-east-1")}
+    return {region: len(running_instances(ec2, "regions")) for region, ec2 in clients.items()}
 
 
 def test_region_option_applies_to_every_verb(simulator: Any, own: CommandLine) -> None:

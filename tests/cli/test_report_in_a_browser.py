@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.harness import cannot
+from support.web import Handler, Server
 
 from bench import report as example
 from cloudddp.job.report import page
@@ -27,20 +26,14 @@ def requests() -> Iterator[tuple[str, list[str]]]:
     """A web server: its address, and the paths that it was asked for."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
+    class Asked(Handler, BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             asked.append(self.path)
-            self.send_response(404)
-            self.end_headers()
+            self.answer(404)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/", asked
-    server.shutdown()
-    server.server_close()
+    server = Server(Asked)
+    yield f"http://{server.address}/", asked
+    server.close()
 
 
 def chromium(tmp_path: Path, file: Path, *options: str) -> str:

@@ -93,6 +93,8 @@ GROUP = {"PlacementGroupArn": "arn:aws:ec2:us-east-1:210987654321:placement-grou
          ("is for g5.12xlarge, and g5.xlarge was", "--instance-type g5.12xlarge")),
         ({"zones": ("us-east-1a",)}, {}, 2,
          ("is in zone us-east-1b, not in us-east-1a", "--zones us-east-1b")),
+        ({"reservation": "cr-00000000"}, {}, 2,
+         ("there is no capacity reservation cr-00000000 in us-east-1",)),
         ({"nodes": 3}, {}, 2, ("is for 2 instances, and 3 were requested", "--nodes 2")),
         ({}, {"InstancePlatform": "Windows"}, 2,
          ("is for platform Windows, and the image is for Linux/UNIX",)),
@@ -148,12 +150,6 @@ def test_places_of_a_reservation(account: Account) -> None:
     assert found and "has 1 of 2 instances available, and 2 were requested" in found.message
 
 
-def test_unknown_reservation_is_refused(cli: Any, faults: Any) -> None:
-    err = cli.fails(2, "up", "-t", "g5.12xlarge", "--reservation", "cr-00000000")
-    assert "there is no capacity reservation cr-00000000 in us-east-1" in err
-    assert faults.count("ImportKeyPair") == 0
-
-
 def test_up_after_down_waits_for_the_clean_up(
     cli: Any, conditions: Conditions, faults: Any, reserve: Any, remains: Any
 ) -> None:
@@ -203,14 +199,8 @@ def test_up_launches_into_a_block(cli: Any, ec2: Any, block: Any, remains: Any) 
     assert remains().nothing
 
 
-def test_earlier_deadline_of_the_user_is_kept(cli: Any, block: Any) -> None:
-    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
-    planned = cli("up", "-n", "2", "-t", TYPE, "--reservation", block(), "--max-hours", "2")
-    assert "in 2 h 00 min" in planned.stderr, planned.stderr
-
-
 def test_block_that_is_not_active_creates_nothing(cli: Any, faults: Any, block: Any) -> None:
-    """tests/unit/test_costs.py has one that ends too soon."""
+    """tests/unit/test_costs.py has one that ends too soon, and an earlier deadline of the user."""
     name = block(starts=timedelta(hours=2))
     err = cli.fails(1, "up", "-n", "2", "-t", TYPE, "--reservation", name)
     assert "is scheduled, not active; it starts at" in err

@@ -114,12 +114,9 @@ def test_what_is_recorded_of_a_job_and_resumed(cli: Any, tmp_path: Path) -> None
 
 def waits(cli: Any) -> None:
     """`watch` waits while another command resumes the job, and follows it until it is cancelled."""
-    (folder,) = (
-        path.parent
-        for path in Path(cli.env["CLOUDDDP_HOME"]).glob("clusters/*/cluster.json")
-        if json.loads(path.read_text())["name"] == cli.cluster
-    )
-    with (folder / "resume-lock").open("a") as file:
+    (cluster,) = json.loads(cli.ok("status", "--json"))
+    lock = Path(cli.env["CLOUDDDP_HOME"]) / "clusters" / cluster["cluster_id"] / "resume-lock"
+    with lock.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         process = cli.start("watch")
         lines_until(

@@ -36,9 +36,9 @@ def test_interrupt_removes_what_is_not_listed_yet(
 
 
 @pytest.fixture
-def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
+def scaled(limits: Callable[..., None]) -> None:
     """AWS has 3 s to list a new resource, and the late calls are made after 1 s."""
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.2")
+    limits(scale=0.2)
 
 
 @pytest.mark.usefixtures("scaled")

@@ -79,6 +79,7 @@ def test_what_process_nodes_cannot_do_is_refused(cli: Any, remains: Any) -> None
     """Power off by themselves, and have a role."""
     cli.write("ok.py", "")
     assert "run -d needs nodes that power off by themselves" in cli.fails(2, "run", "-d", "-n", "1", "ok.py")
+    assert "process nodes" in cli.fails(2, "launch", "-d", "--down", "ok.py")
     role = '[cluster]\ninstance_profile = "nodes"\n'
     for setting in ('[[data]]\nsource = "s3://bucket/set"\n', '[job]\nresults_s3 = "s3://bucket/runs"\n'):
         cli.write("cloudddp.toml", role + setting)

@@ -3,38 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
-import pytest
 from support.teardown_account import Account
-
-Conditions = Callable[..., dict[str, Any]]
 
 
 def test_calls_that_are_throttled_or_lose_their_answer_are_repeated(
-    cli: Any, conditions: Conditions, ec2: Any, remains: Any
+    account: Account, limits: Callable[..., None]
 ) -> None:
     """The launch is not made twice, and a subnet without addresses is not chosen."""
+    limits(scale=1)
     wanted = [{"Name": "availability-zone", "Values": ["us-east-1a"]}]
-    (subnet,) = ec2.describe_subnets(Filters=wanted)["Subnets"]
-    conditions(
+    (subnet,) = account.ec2.describe_subnets(Filters=wanted)["Subnets"]
+    account.conditions(
         throttle={"CreateSecurityGroup": 1, "DescribeSubnets": 1},
         lose={"RunInstances": 2},
         free_addresses={subnet["SubnetId"]: 1},
     )
-    assert "is ready" in cli.ok("up", "-n", "2")
-    found = conditions()
-    assert (found["throttle"], found["lose"]) == ({}, {})
-    answer = ec2.describe_instances(InstanceIds=remains().instances)
-    zones = [i["Placement"]["AvailabilityZone"] for r in answer["Reservations"] for i in r["Instances"]]
+    nodes = account.up(nodes=2)
+    assert [account.faults.count(one) for one in ("CreateSecurityGroup", "RunInstances")] == [2, 3]
+    answer = account.ec2.describe_instances(InstanceIds=nodes)["Reservations"]
+    zones = [i["Placement"]["AvailabilityZone"] for r in answer for i in r["Instances"]]
     assert zones == ["us-east-1b"] * 2
-    conditions(lose={"TerminateInstances": 2, "DeleteSecurityGroup": 1, "DeleteKeyPair": 1})
-    cli.ok("down", "-y")
-    assert remains().nothing
+    assert sorted(one for one in account.listed() if one.startswith("i-")) == sorted(nodes)
+    account.conditions(lose={"TerminateInstances": 2, "DeleteSecurityGroup": 1, "DeleteKeyPair": 1})
+    account.down()
+    assert account.listed() == []
 
 
-def test_launch_without_any_answer_leaves_nothing(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.1")
+def test_launch_without_any_answer_leaves_nothing(account: Account, limits: Callable[..., None]) -> None:
+    limits(scale=0.1)
     account.conditions(lose={"RunInstances": 99})
     assert account.failed_up().exit_code == 1
     assert account.listed() == []

@@ -102,25 +102,9 @@ def test_fault_and_interrupt_take_a_rank_or_an_id(own: CommandLine) -> None:
 # -- starting ------------------------------------------------------------------------------------------------
 
 
-def test_invalid_interface_name_is_refused(own: CommandLine) -> None:
-    message = refused(own, "sim", "start", "--interface=a/b")
-    assert "'a/b'" in message
-    assert "1 to 15 letters" in message
-    assert not (Path(own.env["CLOUDDDP_HOME"]) / "sim" / "sim.json").exists()
-
-
-def test_node_kinds_are_checked(own: CommandLine) -> None:
+def test_unknown_kind_of_nodes_is_refused(own: CommandLine) -> None:
     own.env["CLOUDDDP_SIM_NODES"] = "virtual"
     assert "CLOUDDDP_SIM_NODES: auto, namespace, machine, process" in refused(own, "up", "-n", "1")
-    assert "no interface of their own" in refused(
-        own, "sim", "start", "--nodes", "process", "--interface", "e0"
-    )
-
-
-def test_seconds_out_of_range_are_refused(own: CommandLine) -> None:
-    for option, seconds in (("pending", "nan"), ("unknown", "601")):
-        assert f"--{option}-seconds" in refused(own, "sim", "start", f"--{option}-seconds={seconds}")
-    assert "--seconds" in refused(own, "sim", "interrupt", "0", "--seconds=-inf")
 
 
 def test_port_in_use_is_reported_in_one_line(own: CommandLine) -> None:

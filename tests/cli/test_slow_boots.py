@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.harness import TIMEOUT, wait_for
+from support.harness import TIMEOUT, listed_nodes, wait_for
 
 from cloudddp.simulator import control
 
@@ -45,13 +44,8 @@ def test_up_does_not_wait_for_a_node_that_was_stopped(cli: Any, ec2: Any, boot: 
     boot(ssh_seconds=600)
     process = cli.start("up", "-n", "1")
     wait_for(lambda: "waiting for SSH" in process.stderr.readline(), "the node boots")
-    (node,) = running(cli)
+    (node,) = [one["instance_id"] for one in listed_nodes(cli)]
     ec2.stop_instances(InstanceIds=[node])
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     assert f"node 0 ({node}) was stopped while booting: Client.UserInitiatedShutdown" in err
-
-
-def running(cli: Any) -> list[str]:
-    nodes = json.loads(cli.ok("status", "--json"))[0]["nodes"]
-    return [one["instance_id"] for one in nodes if one["state"] in ("pending", "running")]

@@ -9,6 +9,7 @@ teardown.py and stops at the first failure, so slow tests come last.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -57,15 +58,6 @@ def test_everything_with_the_name_is_removed(account: Account) -> None:
     ]
 
 
-def test_nothing_to_remove_changes_nothing(account: Account) -> None:
-    report = account.down()
-    assert report.nothing
-    assert report == DownReport((), (), (), (), (), Cost(0))
-    assert account.progress == []
-    assert account.changes() == []
-    assert account.faults.count("DescribeInstances") == 1
-
-
 def test_one_resource_is_something_to_remove(account: Account) -> None:
     for create in (account.group, account.elastic_ip, account.placement_group):
         create()
@@ -74,17 +66,24 @@ def test_one_resource_is_something_to_remove(account: Account) -> None:
         assert account.listed() == []
 
 
-def test_instance_that_had_ended_is_not_reported_as_terminated(account: Account) -> None:
+def test_nothing_to_remove_changes_nothing(account: Account) -> None:
+    """Nor does an instance that had ended: it is not reported as terminated."""
+    check_nothing_to_remove(account)
     (node,) = account.launch()
     assert not account.down().nothing
     assert account.progress[0] == "terminating 1 node"
     assert account.state(node) == "terminated"
     account.progress.clear()
-    again = account.down()
-    assert again.nothing
-    assert again.cost == Cost(0)
+    check_nothing_to_remove(account)
+
+
+def check_nothing_to_remove(account: Account) -> None:
+    report = account.down()
+    assert report.nothing
+    assert report == DownReport((), (), (), (), (), Cost(0))
     assert account.progress == []
     assert account.changes() == []
+    assert account.faults.count("DescribeInstances") == 1
 
 
 def test_instance_that_is_already_shutting_down_is_awaited(account: Account) -> None:
@@ -216,8 +215,9 @@ def test_instance_started_during_the_removal_is_terminated(account: Account) -> 
 # -- tests that take seconds, since `down` waits -------------------------------------------------------------
 
 
-def test_volume_that_disappears_late_is_deleted(account: Account) -> None:
+def test_volume_that_disappears_late_is_deleted(account: Account, limits: Callable[..., None]) -> None:
     """It is listed once more after its deletion: eventual consistency."""
+    limits(scale=1)
     volume = account.volume()
     shown: list[bytes] = []
 
@@ -231,8 +231,11 @@ def test_volume_that_disappears_late_is_deleted(account: Account) -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["terminated", "refused"])
-def test_group_that_is_listed_late_is_deleted(account: Account, refused: bool) -> None:
+def test_group_that_is_listed_late_is_deleted(
+    account: Account, limits: Callable[..., None], refused: bool
+) -> None:
     """What an `up` creates at the same time appears after the first check."""
+    limits(scale=1)
     group = account.group()
     (node,) = account.launch(tags={} if refused else None)
     if refused:
@@ -250,8 +253,8 @@ def hidden_at_first(account: Account) -> Rewrite:
     return lambda body: empty(body) if account.faults.count("DescribeSecurityGroups") == 1 else body
 
 
-def test_deleted_volume_that_stays_listed_is_left(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.1")
+def test_deleted_volume_that_stays_listed_is_left(account: Account, limits: Callable[..., None]) -> None:
+    limits(still_listed=2.0)
     volume, group, folder = account.volume(), account.group(), folder_of(account)
     shown: list[bytes] = []
 
@@ -271,10 +274,8 @@ def test_deleted_volume_that_stays_listed_is_left(account: Account, monkeypatch:
     assert "waiting until they are no longer in use" not in account.progress
 
 
-def test_known_instance_that_aws_does_not_find_is_left(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
+def test_known_instance_that_aws_does_not_find_is_left(account: Account, limits: Callable[..., None]) -> None:
+    limits()
     group, key = account.group(), account.key()
     (node,) = account.launch()
     lost = "i-0123456789abcdef0"
@@ -289,11 +290,9 @@ def test_known_instance_that_aws_does_not_find_is_left(
     assert account.listed() == []
 
 
-def test_group_in_use_is_deleted_once_it_is_released(
-    account: Account, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That takes longer than what is deleted stays listed: 4 s here, where the limits are 30 s and 3 s."""
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.1")
+def test_group_in_use_is_deleted_once_it_is_released(account: Account, limits: Callable[..., None]) -> None:
+    """That takes longer than what is deleted stays listed: 0.4 s, with limits of 30 s and 0.3 s."""
+    limits(scale=0.1, still_listed=0.3)
     group, key = account.group(), account.key()
     account.faults.fail("DeleteSecurityGroup", "DependencyViolation", times=2)
     report = account.down()
@@ -309,9 +308,9 @@ def test_group_in_use_is_deleted_once_it_is_released(
 
 
 def test_group_that_stays_in_use_is_left_and_keeps_the_name(
-    account: Account, monkeypatch: pytest.MonkeyPatch
+    account: Account, limits: Callable[..., None]
 ) -> None:
-    monkeypatch.setenv("CLOUDDDP_TIME_SCALE", "0.02")
+    limits(in_use=3.0)
     group, key = account.group(), account.key()
     subnet = account.ec2.describe_subnets()["Subnets"][0]["SubnetId"]
     made = account.ec2.create_network_interface(SubnetId=subnet, Groups=[group], Description="of another")

@@ -121,10 +121,3 @@ def test_ports_are_forwarded_by_options_before_or_after_the_node(cli: Any, tmp_p
         found = ["HOST" if re.fullmatch(rf"{cli.cluster}-[01]", word) else word for word in given]
         assert found[-len(expected) :] == expected, words
     assert cli("ssh", "one").returncode == 2
-
-
-def test_launch_with_down_is_refused_where_nodes_cannot_power_off(cli: Any, faults: Any) -> None:
-    cli.write("ok.py", "")
-    err = cli.fails(2, "launch", "-d", "--down", "ok.py", AWS_ENDPOINT_URL=faults.upstream)
-    assert "process nodes" in err
-    assert faults.calls == []

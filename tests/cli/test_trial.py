@@ -9,7 +9,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.harness import finished, instances_of, lines_until
 
 CHECKED = ("--trial", "--price", "1")  # a list of prices gets old
@@ -99,31 +98,13 @@ def test_failed_check_creates_nothing_and_is_in_the_report(cli: Any, conditions:
     assert (report["failed_in"], report["checks"]["quota"]) == ("doctor", "fail")
 
 
-def test_type_and_price_of_the_configuration_do_not_count(cli: Any) -> None:
-    cli.write(
-        "cloudddp.toml",
-        '[cluster]\nnodes = 4\ninstance_type = "p5.48xlarge"\nprice = 0.1\nspot = true\nmax_cost = 900\n',
-    )
-    del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
-    err = cli.fails(2, "doctor", "--trial")
-    assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in err
-    assert "$0.53 per node (on-demand list price" in err
-
-
-@pytest.mark.parametrize(
-    ("words", "shown"),
-    [
-        ("-t p5.48xlarge --price 30 --max-cost 30", "in 40 min 00 s: the nodes then"),
-        (
-            "-t p5.48xlarge --price 55 --max-cost 30",
-            "costs up to $36.69; max_cost is $30.00\n  -> give --max-cost 37, or --max-hours",
-        ),
-    ],
-)
-def test_trial_outlasts_the_boot_of_its_type(cli: Any, faults: Any, words: str, shown: str) -> None:
+def test_trial_outlasts_the_boot_of_its_type(cli: Any, faults: Any) -> None:
     """Or it is refused, with its price: a node of several GPUs may take 30 minutes to boot."""
     del cli.env["CLOUDDDP_YES"]  # the plan is shown, and nothing is created
-    assert shown in cli.fails(2, "doctor", "--trial", *words.split())
+    words = ("doctor", "--trial", "-t", "p5.48xlarge", "--max-cost", "30")
+    assert "in 40 min 00 s: the nodes then" in cli.fails(2, *words, "--price", "30")
+    err = cli.fails(2, *words, "--price", "55")
+    assert "costs up to $36.69; max_cost is $30.00\n  -> give --max-cost 37, or --max-hours" in err
     assert "ImportKeyPair" not in faults.calls
 
 
@@ -144,11 +125,17 @@ def test_what_is_left_is_reported_and_named(cli: Any, ec2: Any, conditions: Any)
 
 
 def test_trial_that_is_declined_has_no_report(cli: Any, terminal: Any, faults: Any) -> None:
+    """Type and price of the configuration do not count."""
+    settings = 'nodes = 4\ninstance_type = "p5.48xlarge"\nprice = 0.1\nspot = true\nmax_cost = 900\n'
+    cli.write("cloudddp.toml", f"[cluster]\n{settings}")
     del cli.env["CLOUDDDP_YES"]
-    asked = terminal("doctor", *CHECKED)
+    asked = terminal("doctor", "--trial")
     asked.read_until(b"Start these nodes? [y/N]")
     asked.wait_until_it_reads()
     os.write(asked.ours, b"n\n")
-    assert asked.read_to_the_end()[0] == 1
+    code, shown = asked.read_to_the_end()
+    assert code == 1
+    assert "1 x g4dn.xlarge (1 x NVIDIA T4 each)" in shown
+    assert "$0.53 per node (on-demand list price" in " ".join(shown.split())
     assert "RunInstances" not in faults.calls
     assert not list(cli.cwd.glob("*.json"))

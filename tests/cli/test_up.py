@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.faults import without_element
-from support.harness import clean_environment
+from support.harness import clean_environment, running_instances
 from support.interrupts import interrupted_at_call
 from support.teardown_account import Account
 
@@ -21,7 +21,7 @@ def test_up_creates_the_requested_cluster_and_a_second_one_changes_nothing(
     """The requests themselves are in tests/golden/requests."""
     assert "is ready" in cli.ok("up", "-n", "2", "-t", "g5.xlarge", "--max-hours", "3")
     where = [{"Name": "tag:cloudddp:cluster", "Values": [cli.cluster]}]
-    found = [i for r in ec2.describe_instances(Filters=where)["Reservations"] for i in r["Instances"]]
+    found = running_instances(ec2, cli.cluster)
     assert len(found) == 2
     for instance in found:
         attribute = ec2.describe_instance_attribute(
@@ -120,6 +120,20 @@ def test_calls_are_repeated_until_aws_knows_what_was_created(account: Account) -
     account.down()
 
 
+def test_nodes_are_tagged_where_ec2_has_not_numbered_them(account: Account) -> None:
+    """EC2 documents unique launch indexes for RunInstances, and always 0 for Auto Scaling and fleets.
+    tests/unit/test_rank_assignment.py has the ranks after a node has ended."""
+    for action in ("RunInstances", "DescribeInstances"):
+        account.faults.rewrite(
+            action, lambda body: re.sub(rb"<amiLaunchIndex>\d+<", b"<amiLaunchIndex>0<", body)
+        )
+    nodes = account.up(nodes=2)
+    where = [{"Name": "key", "Values": ["cloudddp:node-rank"]}, {"Name": "resource-id", "Values": nodes}]
+    tags = account.ec2.describe_tags(Filters=where)["Tags"]
+    assert [{one["ResourceId"]: one["Value"] for one in tags}[node] for node in nodes] == ["0", "1"]
+    account.down()
+
+
 def test_failed_rollback_exits_3(account: Account) -> None:
     account.faults.fail("AuthorizeSecurityGroupEgress", "UnauthorizedOperation")
     account.faults.fail("DeleteSecurityGroup", "UnauthorizedOperation", times=20)
@@ -140,12 +154,12 @@ def test_nodes_without_visible_tags_are_terminated_by_id(cli: Any, faults: Any, 
 def test_node_without_ssh_is_not_left_running(cli: Any, faults: Any, remains: Any) -> None:
     faults.rewrite("DescribeInstances", lambda body: re.sub(rb"127\.\d+\.128\.\d+", b"127.1.2.3", body))
     began = time.monotonic()
-    done = cli("up", "-n", "1", CLOUDDDP_READY_MINUTES="0.1")
+    done = cli("up", "-n", "1", CLOUDDDP_READY_MINUTES="0.05")
     took = time.monotonic() - began
     assert done.returncode == 1
     assert "connection refused" in done.stderr
     (tried,) = re.findall(r"gave up after (\d+) s", done.stderr)
-    assert 6 <= int(tried) <= took + 1
+    assert 3 <= int(tried) <= took + 1
     assert "every node was removed" in done.stderr
     assert "for an image that boots more slowly, set a larger ready_minutes" in done.stderr
     assert "`cloudddp status`" not in done.stderr  # the node no longer exists

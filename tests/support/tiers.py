@@ -25,13 +25,13 @@ SLOW = {
     "lab/test_sim_node_session.py": "the simulator's nodes as processes; tests/cli uses them",
     "lab/test_sim_sessions.py": "the simulator's nodes as processes; tests/cli connects to them",
     # The command line: whole clusters, killed or short of something, in many variants.
-    "cli/test_agent_version.py": "4 s; what is shown; tests/node/test_version.py has the rules",
+    "cli/test_logs_and_jobs.py::"
+    "test_job_of_another_agent_version_is_not_modified": "4 s; tests/node/test_version.py has the rules",
     "cli/test_concurrency.py": "2 to 3 s each: `up` killed, or beside `down`, at each call of the journal",
     "cli/test_deadline.py": "waits; tests/node/test_notices.py has the deadline on the nodes",
     "cli/test_init.py::test_copy_of_an_example_trains_and_passes_its_tests": "15 s of torch",
     "cli/test_login_sessions.py": "SSO needs new processes; tests/cli/test_credentials.py has other sources",
     "cli/test_lost_state.py": "waits for boots; tests/cli/test_down.py has a lost folder",
-    "cli/test_node_ranks.py": "5 to 11 s each; tests/unit/test_rank_assignment.py has the rule",
     "cli/test_packaging.py": "30 s: a wheel and its environment",
     "cli/test_preflight_verb.py::test_bandwidth_is_measured": "torch; tests/unit/test_bandwidth.py",
     "cli/test_remains.py": "2 s each; tests/cli/test_regions_searched.py has addresses that remain",
@@ -42,9 +42,6 @@ SLOW = {
     "cli/test_slow_boots.py": "waits; tests/unit/test_wait_ready.py has limits and defective GPUs",
     "cli/test_stacks.py": "7 s each; tests/node/test_stall.py has the stacks",
     "cli/test_stopped_nodes.py": "7 s each; tests/unit/test_overdue.py has the rule",
-    "cli/test_sync_and_pull.py::test_files_of_each_job_go_to_its_folder": "test_python_api.py has two jobs",
-    "cli/test_sync_and_pull.py::"
-    "test_results_go_back_to_their_places_and_no_sync_deletes_them": "9 s; pulled results remain",
     "cli/test_teardown_files.py": "waits; tests/unit/test_state.py has the files",
     # Single tests of the command line, 1 to 12 s each: most create clusters.
     "cli/test_dependencies.py": "`make lowest` runs it, too",
@@ -121,9 +118,8 @@ SLOW = {
 FIRST_PARAMETERS = {
     f"{folder}/test_{name}.py"
     for folder, names in {
-        "cli": "credentials efa fuzz_command_line home host_keys interrupts launch log_selection "
-        "malformed_answers mfa own_flags regions_searched reservations run setup_commands tags teardown "
-        "up variables what_is_sent",
+        "cli": "credentials fuzz_command_line home host_keys interrupts launch malformed_answers mfa "
+        "own_flags regions_searched reservations setup_commands tags teardown up what_is_sent",
         "lab": "sim_control",
         "node": "kill probe project_lock pull_continues setup spread",
     }.items()
