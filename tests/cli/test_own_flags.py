@@ -97,6 +97,7 @@ def test_hint_keeps_global_options_that_the_script_has_too() -> None:
     command = "cloudddp launch -- a.py -c cfg.yaml --region x".split()
     shown = GlobalOptions(cluster="default", region="us-west-2").command_line(command)
     assert shown == "cloudddp -c default --region us-west-2 launch -- a.py -c cfg.yaml --region x"
+    assert GlobalOptions(region="us-west-2").command_line(["cloudddp", "ls"]) == "cloudddp ls"  # lists all
 
 
 @pytest.mark.parametrize("value", ["-c", "--config", "-e"])
