@@ -15,6 +15,7 @@ from support.terminal import Terminal
 
 from cloudddp.config import settings
 from cloudddp.files import EXAMPLES, payload_example
+from cloudddp.local_state import ClusterFolder, ClusterRecord
 
 
 def files(folder: Path) -> set[str]:
@@ -62,7 +63,11 @@ def test_project_is_looked_at(line: CommandLine) -> None:
     line.write("uv.lock", "")
     line.write("data/x", "1")
     line.write(".gitignore", "data/\n")
+    other = ClusterRecord("c-0123456789", "other", "us-east-1", "", "2199-01-01T00:00:00Z")
+    folder = ClusterFolder(other.id, root=Path(line.env["CLOUDDDP_HOME"]))
+    folder.create(other, private_key="private", host_public="ssh-ed25519 AAAA")
     err = line.messages("init")
+    assert "cluster 'other', created on this computer, may be up (-c other)" in err
     text = (line.cwd / "cloudddp.toml").read_text()
     assert len(text.splitlines()) <= 25
     config = settings.resolve([settings.read_toml(line.cwd / "cloudddp.toml")])

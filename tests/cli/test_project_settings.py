@@ -27,7 +27,8 @@ def test_project_settings_apply_in_subfolders(cli: Any, ec2: Any) -> None:
 def test_settings_are_not_read_from_shared_folders(cli: Any, tmp_path: Path) -> None:
     """Outside a repository and the home folder, a file in a parent folder may belong to another user."""
     (tmp_path / "cloudddp.toml").write_text("[cluster]\nnodes = 0\n")
-    assert cli("status", "--region", "us-east-1").returncode == 1  # no cluster; the bad file was not read
+    for verb in ("status", "pull"):
+        assert "no cluster" in cli.fails(1, verb, "--region", "us-east-1")  # the bad file was not read
 
 
 def test_unknown_profile_and_broken_aws_file_are_usage_errors(cli: Any, tmp_path: Path) -> None:

@@ -33,16 +33,18 @@ def refused(cli: Any, faults: Any, *words: str, **env: str) -> str:
 # -- folders that are no project -----------------------------------------------------------------------------
 
 
+def test_home_is_no_project(tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for home, what in (
+        ("here", "is your home folder, so"),
+        ("here/people/ann", "is above your home folder, so"),
+    ):
+        monkeypatch.setenv("HOME", str(tmp_path / home))
+        with pytest.raises(UsageError, match=what):
+            project.require(here)
+
+
 @pytest.mark.parametrize(
-    ("kind", "home"),
-    [
-        ("home", "here"),
-        ("ancestor", "here/people/ann"),
-        ("link", "here"),
-        ("no HOME", ""),
-        ("tmp", ""),
-        ("system", "here"),
-    ],
+    ("kind", "home"), [("link", "here"), ("no HOME", ""), ("tmp", ""), ("system", "here")]
 )
 def test_folders_that_hold_more_than_a_project_are_refused(
     tmp_path: Path, here: Path, monkeypatch: pytest.MonkeyPatch, kind: str, home: str
