@@ -113,6 +113,8 @@ def lines_of(data: bytes, size: int) -> list[str]:
         (b"a\r\nb\r\n", ["a", "b"]),
         (b"10%\r50%\r100%\n", ["100%"]),
         (b"10%\r50%\r", ["50%"]),
+        (b"\rstart\n", ["start"]),
+        (b"form\x0cfeed and\xe2\x80\xa8separator\n", ["form\x0cfeed and\u2028separator"]),
         (b"caf\xc3\xa9\n", ["caf\u00e9"]),
         (b"bad \xff byte\n", ["bad \ufffd byte"]),
     ],
