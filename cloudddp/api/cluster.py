@@ -223,7 +223,8 @@ class Cluster:
                 self._jobs.append(Job(self._call, again.job.id, self._jobs))
 
     def down(self, *, discard: bool = False) -> None:
-        """Terminate the nodes, remove everything else, and verify that nothing is left.
+        """Terminate the nodes, remove everything else, and verify that nothing is left, also where another
+        command has removed the cluster.
 
         Raises Leftovers with what is left and its price. Without `discard` also, with nothing removed, where
         a job runs or results were not pulled.

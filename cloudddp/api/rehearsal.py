@@ -30,5 +30,6 @@ def sim() -> Iterator[str]:
             yield found.endpoint
         finally:
             control.stop(state_home())
-            os.environ.clear()
+            for name in os.environ.keys() - before.keys():
+                del os.environ[name]
             os.environ.update(before)

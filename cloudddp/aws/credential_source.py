@@ -251,9 +251,10 @@ def _of_botocore(error: Any, source: Source) -> CloudDDPError:
     return CredentialsError(text, renew=source.login)
 
 
-def _invalid(error: Exception, source: Source) -> CloudDDPError:
+def _invalid(error: Exception, source: Source) -> CloudDDPError | None:
     """Return the error for data in which botocore did not find what it expects."""
-    if source.kind == ENVIRONMENT:
+    expiration = os.environ.get("AWS_CREDENTIAL_EXPIRATION")
+    if source.kind == ENVIRONMENT and expiration and parse_time(expiration) is None:
         return UsageError(
             "the AWS credentials in the environment are not valid",
             hint="check AWS_CREDENTIAL_EXPIRATION and the other AWS_* variables",
@@ -265,6 +266,8 @@ def _invalid(error: Exception, source: Source) -> CloudDDPError:
     }.get(source.kind)
     if text:
         return CredentialsError(text, renew=source.login)
+    if not isinstance(error, ValueError):  # which is, for example, an endpoint that is not a URL
+        return None
     return UsageError(
         f"AWS configuration: {without_secrets(error)}",
         hint="check AWS_ENDPOINT_URL, the other AWS_* variables and ~/.aws/config",

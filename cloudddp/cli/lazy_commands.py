@@ -116,12 +116,13 @@ def given_options(context: click.Context) -> GlobalOptions:
     values: dict[str, Any] = {}
     flags: list[Flag] = []
     current: click.Context | None = context
+    is_run = not context.resilient_parsing  # otherwise a shell completes it, and an option may be unfinished
     while current is not None:
         for option in current.command.params:
             value = current.params.get(option.name or "")
             if isinstance(option, GlobalOption) and option.name and value not in (None, False, ()):
                 values.setdefault(option.name, value)
-            elif isinstance(option, SettingOption) and (flag := option.flag(value)) is not None:
+            elif isinstance(option, SettingOption) and is_run and (flag := option.flag(value)) is not None:
                 flags.append(flag)
         current = current.parent
     return GlobalOptions(**values, flags=tuple(flags))

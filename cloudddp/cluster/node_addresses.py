@@ -90,7 +90,8 @@ def associate(aws: AWS, cluster: Cluster, progress: ProgressCallback) -> bool:
         time.sleep(_RETRY_SECONDS)
     else:
         return False
-    progress(f"associating {plural(len(waiting), 'Elastic IP')}")
+    if waiting:
+        progress(f"associating {plural(len(waiting), 'Elastic IP')}")
     calls = [
         functools.partial(elastic_ips.associate, aws, address, node.interface)
         for address, node in zip(free, waiting, strict=False)

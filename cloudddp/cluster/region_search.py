@@ -132,12 +132,12 @@ def beyond(asked: AWS, name: str, configured: Iterable[str]) -> Search:
         for region, error in both.failed.items()
         if region in relevant or _NOT_LISTED in relevant
     }
-    return replace(both, failed=failed, denied=tuple(denied))
+    return replace(both, failed=failed, denied=tuple(sorted(denied)))
 
 
 def others(asked: AWS, found: Search, name: str) -> list[Cluster]:
     """Return the caller's live clusters of other names, in the regions of `found` and where this computer has
-    created any: one AWS call for each that `found` lacks."""
+    created any: one AWS call for each that `found` lacks. One that does not answer is left out."""
     known = (*found.regions, *found.failed)
     more = [region for region in recorded(asked) if region not in known]
     return found.merged(ask([asked.at(region) for region in more])).others(name)

@@ -149,17 +149,17 @@ class _Replacement:
             self._make_ready()
         whole = self.cluster
         for _ in range(_ROUNDS):
+            if not whole.nodes:
+                raise CloudDDPError(
+                    f"every node of cluster {whole.name!r} has ended",
+                    hint="`cloudddp up` creates a new one",
+                )
             if not whole.missing:
                 break
             self._launch(whole)
             self._make_ready()
             # Another node may have been lost while this one was awaited.
             whole = lookup.refresh(self.aws, whole.name, whole.id) or whole.only(())
-            if not whole.nodes:
-                raise CloudDDPError(
-                    f"every node of cluster {whole.name!r} has ended",
-                    hint="`cloudddp up` creates a new one",
-                )
         check_intact(self.aws, whole)
         if whole.missing:
             raise CloudDDPError(

@@ -144,7 +144,10 @@ def _create(
             call.on_ready(cluster)  # in `try`: at every moment this function or the caller can remove it
         except BaseException as error:
             patient = spec.wait_capacity != "0"
-            raise _roll_back(created, error, plan.price.hour, patient=patient) from None
+            reported = _roll_back(created, error, plan.price.hour, patient=patient)
+            if reported is error:
+                raise
+            raise reported from None
     return cluster, plan
 
 

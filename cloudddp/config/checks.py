@@ -91,7 +91,8 @@ def _gpu(wanted: str) -> Problem | None:
 
 
 def _wait_capacity(text: str) -> Problem | None:
-    return (f"{text} is not allowed", "allowed: at most 14d") if seconds_of(text) > MAX_WAIT else None
+    allowed = "allowed: 0, or a time such as 45s, 30m, 2h or 1d (at most 14d)"
+    return (f"{text} is not allowed", allowed) if seconds_of(text) > MAX_WAIT else None
 
 
 def _idle_minutes(value: float) -> Problem | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -115,53 +115,80 @@ def start_job(
     systems = sorted({one.source for one in session.settings.shared} - {NODE_0})
     node, warn = next(iter(cluster.nodes.values())), session.console.warn
     sources = {name: file_systems.find(session.account.aws(), name, node, warn) for name in systems}
-    secret_files = [Path(one) for one in session.env_files]
-    files = project_files.of_config(session.root, session.settings, secret_files=secret_files)
-    facts = launched.facts(cluster, session.settings, files, [*secret_files, *session.files])
+    with _reported(session, cluster, job, nodes_stay=nodes_stay):
+        secret_files = [Path(one) for one in session.env_files]
+        files = project_files.of_config(session.root, session.settings, secret_files=secret_files)
+        facts = launched.facts(cluster, session.settings, files, [*secret_files, *session.files])
+        folder = ClusterFolder(cluster.id)
+        record = launch_record.of_launch(
+            job,
+            session.settings,
+            root=session.root,
+            files=session.files,
+            variables=session.variables,
+            env_files=session.env_files,
+            nodes=tuple(node.id for node in cluster.nodes.values()),
+            facts=facts,
+            continues=launch_record.continued_on(folder, session.root),
+        )
+        launch_record.keep(folder, record)
+        try:
+            return _launch(session, runner, cluster, job, files, sources)
+        except signals.HungUp:
+            raise  # what has started continues
+        except (Exception, KeyboardInterrupt):
+            folder.remove(folder.job(job.id))  # it was refused, or is ended: there is nothing to resume
+            raise
+
+
+@contextlib.contextmanager
+def _reported(
+    session: Session[Reporter], cluster: Cluster, job: NewJob, *, nodes_stay: bool
+) -> Iterator[None]:
+    """Report when nodes that stay end, if the job is not started."""
+    try:
+        yield
+    except signals.HungUp:
+        raise
+    except (Exception, KeyboardInterrupt):
+        if nodes_stay:
+            deadlines.report_not_started(session.console, cluster, job)
+        raise
+
+
+def _launch(
+    session: Session[Reporter],
+    runner: Runner,
+    cluster: Cluster,
+    job: NewJob,
+    files: ProjectFiles,
+    sources: Mapping[str, str],
+) -> PySpyTransfer:
+    """Launch the job, with its progress in the cluster's journal."""
     folder = ClusterFolder(cluster.id)
-    record = launch_record.of_launch(
-        job,
-        session.settings,
-        root=session.root,
-        files=session.files,
-        variables=session.variables,
-        env_files=session.env_files,
-        nodes=tuple(node.id for node in cluster.nodes.values()),
-        facts=facts,
-        continues=launch_record.continued_on(folder, session.root),
-    )
-    launch_record.keep(folder, record)
 
     def setup_line(node: int, line: str) -> None:
         session.console.log(f"[setup | node {node}] {without_colours(line)}")
 
-    try:
-        with session.console.progress() as progress:
+    with session.console.progress() as progress:
 
-            def note(text: str) -> None:
-                progress(text)
-                if not isinstance(text, StepUpdate):
-                    with contextlib.suppress(OSError, UsageError):
-                        folder.journal(LAUNCH, job=job.id, text=str(text))
+        def note(text: str) -> None:
+            progress(text)
+            if not isinstance(text, StepUpdate):
+                with contextlib.suppress(OSError, UsageError):
+                    folder.journal(LAUNCH, job=job.id, text=str(text))
 
-            return launch.launch(
-                runner,
-                cluster,
-                session.settings,
-                job,
-                files,
-                progress=note,
-                origin=origin_of(session),
-                on_setup_line=setup_line,
-                sources=sources,
-            )
-    except signals.HungUp:
-        raise  # what has started continues
-    except (Exception, KeyboardInterrupt):
-        folder.remove(folder.job(job.id))  # it was refused, or is ended: there is nothing to resume
-        if nodes_stay:
-            deadlines.report_not_started(session.console, cluster, job)
-        raise
+        return launch.launch(
+            runner,
+            cluster,
+            session.settings,
+            job,
+            files,
+            progress=note,
+            origin=origin_of(session),
+            on_setup_line=setup_line,
+            sources=sources,
+        )
 
 
 class JobStopped(Interrupted):

@@ -34,6 +34,7 @@ def test_names_of_clusters_jobs_and_nodes_are_completed_without_any_call(cli: An
         (of, "ssh", ""): ["plain,0", "plain,1"],
         ("laun",): ["plain,launch"],
         ("launch", "tr"): ["file,tr"],  # files are left to the shell
+        ("up", "--tag", "unfinished", "--requ"): ["plain,--require-efa"],
     }
     # Neither AWS nor a node answers.
     nobody = {"CLOUDDDP_SIM": "", "AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_ACCESS_KEY_ID": "none"}

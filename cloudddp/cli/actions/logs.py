@@ -238,7 +238,7 @@ def _check_selected(wanted: LogFilter, record: JobRecord, cluster: Cluster) -> N
         raise UsageError(f"job {record.id} has no node {node}", hint=hint)
     known = not cluster.missing and set(record.nodes) == set(cluster.nodes)
     hint = "its only rank is 0" if record.ranks == 1 else f"its ranks are 0 to {record.ranks - 1}"
-    for rank in sorted(wanted.ranks - set(range(record.ranks))) if known else ():
+    for rank in sorted(rank for rank in wanted.ranks if rank >= record.ranks) if known else ():
         raise UsageError(f"job {record.id} has no rank {rank}", hint=hint)
 
 
