@@ -194,7 +194,7 @@ class Cluster:
         return self._jobs[-1]
 
     def job(self, job_id: str | None = None) -> Job:
-        """Return a job of this cluster, by default the newest. Raises CloudDDPError for none."""
+        """Return a job of this cluster, by default the newest. Raises CloudDDPError if there is none."""
         with reachable(self._call.session(), required=()) as (found, runner):
             self._update(found)
             return Job(self._call, status.find_job(runner, job_id).id, self._jobs)

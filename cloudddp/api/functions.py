@@ -65,7 +65,8 @@ def attach(
     on_progress: OnProgress | None = None,
     **settings: Any,
 ) -> Cluster:
-    """Return a cluster that exists, by default the one of the project. Raises CloudDDPError for none."""
+    """Return a cluster that exists, by default the one of the project. Raises CloudDDPError if there is
+    none."""
     call = new_call(cluster, config, region, profile, on_progress, settings)
     return Cluster(call, call.session().account.cluster(), created=False)
 

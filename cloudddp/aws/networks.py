@@ -131,7 +131,7 @@ def _no_default_vpc(aws: AWS, found: Sequence[Subnet], reached_from: Sequence[st
             hint=f"create a default VPC: `aws ec2 create-default-vpc --region {q(aws.region)}`; or try "
             "another region",
         )
-    reach = _reach(aws, found, reached_from)
+    reach = _routes(aws, found, reached_from)
     words = {one.id: f"private, {reach.route(one)}" for one in found}
     words |= {one.id: f"blocked by {_BLOCK_PUBLIC_ACCESS}" for one in reach.routed}
     words |= {one.id: "public" for one in reach.public}
@@ -236,7 +236,7 @@ def _offered(spec: Placement, found: Sequence[Subnet], offered: set[str], region
 
 
 @dataclass(frozen=True, slots=True)
-class _Reach:
+class _Routes:
     """Which subnets have a route through an internet gateway, and which of these the account leaves open to
     connections from outside, `blocked` being what it blocks."""
 
@@ -250,7 +250,7 @@ class _Reach:
         return internet_access.default_route(table_of(subnet.id, subnet.vpc_id, self.tables))
 
 
-def _reach(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str], vpc_id: str = "") -> _Reach:
+def _routes(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str], vpc_id: str = "") -> _Routes:
     """Return which subnets are reached from one of the address blocks; without any, what is routed is open.
     One AWS call, or up to three."""
     tables = internet_access.route_tables(aws, vpc_id)
@@ -264,7 +264,7 @@ def _reach(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str], vpc_id: str
     blocked = public_access_block(aws) if routed and blocks else None
     excluded = blocked.excluded if blocked else frozenset()
     public = [one for one in routed if blocked is None or excluded & {one.id, one.vpc_id}]
-    return _Reach(routed, public, blocked, tables)
+    return _Routes(routed, public, blocked, tables)
 
 
 def _reachable(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str]) -> list[Subnet]:
@@ -273,7 +273,7 @@ def _reachable(aws: AWS, found: Sequence[Subnet], blocks: Sequence[str]) -> list
     A node in any other subnet has no way to reply, also with a public address (Amazon VPC User Guide, "Enable
     internet access for a VPC using an internet gateway").
     """
-    reach = _reach(aws, found, blocks, found[0].vpc_id)
+    reach = _routes(aws, found, blocks, found[0].vpc_id)
     if reach.public:
         return reach.public
     if reach.blocked is None:

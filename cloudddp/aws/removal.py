@@ -52,7 +52,7 @@ def _terminate_once(aws: AWS, ids: list[str]) -> list[str]:
         aws.call("ec2", "terminate_instances", InstanceIds=ids)
         return []
     except AWSError as error:
-        if error.code not in (_UNKNOWN, *REFUSED) or (ids[1:] == [] and error.code != _UNKNOWN):
+        if error.code not in (_UNKNOWN, *REFUSED) or (len(ids) < 2 and error.code != _UNKNOWN):
             raise
     if len(ids) == 1:
         return ids
@@ -111,9 +111,8 @@ def delete(aws: AWS, resource: Resource, *, new: bool = False) -> AWSError | Non
     `new`: AWS may not know it yet (eventual consistency), so that NotFound does not mean that it is gone.
     """
     _, method, id_key, detail_key = KINDS[resource.kind]
-    params = {
-        id_key: resource.id
-    }  # not a key pair's name: that is a lock, which another cluster may hold by now
+    # Not the name of a key pair: that is a lock, which another cluster may hold by now.
+    params = {id_key: resource.id}
     if resource.kind == "placement group":  # by name, the only way: it contains the cluster's id
         params = {detail_key: resource.detail}
     try:

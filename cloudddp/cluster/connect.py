@@ -329,7 +329,7 @@ def probe(
 
 
 def _stages(on_stage: Callable[[int, BootStage], None]) -> Callable[[int, bytes], None]:
-    """Return what takes the agents' stderr. A stage that arrives in two parts is not shown."""
+    """Return a callback that takes the agents' stderr. A stage that arrives in two parts is not shown."""
 
     def receive(node: int, data: bytes) -> None:
         for stage in BootStage:

@@ -182,7 +182,7 @@ def _check_node(
 
 
 def _stages(step: str, nodes: Iterable[int], progress: ProgressCallback) -> Callable[[int, BootStage], None]:
-    """Return what shows what the nodes still wait for, as they report it."""
+    """Return a callback that shows what the nodes still wait for, as they report it."""
     waits, lock = dict.fromkeys(nodes, _WAITS[None]), threading.Lock()
 
     def show(node: int, reached: BootStage) -> None:

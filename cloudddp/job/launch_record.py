@@ -120,7 +120,7 @@ def keep(folder: ClusterFolder, record: LaunchRecord) -> None:
 
 
 def find(folder: ClusterFolder, wanted: str | None) -> LaunchRecord:
-    """Return the job as `choose` does, from its record. Raises CloudDDPError for none."""
+    """Return the job as `choose` does, from its record. Raises CloudDDPError if there is none."""
     if not (ids := [job for job in folder.jobs() if has_job_id_format(job)]):
         raise CloudDDPError(
             "no job of this cluster was launched from this computer, so none can be resumed here",

@@ -27,7 +27,8 @@ from cloudddp.text import node_list, one_line
 
 
 def pull_from_s3(console: Console, session: Session, record: LaunchRecord, wanted: PullRequest) -> None:
-    """Copy the outputs of a job, and without paths its logs. Raises CloudDDPError for nothing."""
+    """Copy the outputs of a job, and without paths its logs. Raises CloudDDPError if there
+    is nothing."""
     place = s3_destination_of(record.config, record.job)
     if place is None:
         raise CloudDDPError(f"the nodes of job {record.job} were not told to copy its results to S3")

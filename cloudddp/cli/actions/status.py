@@ -54,7 +54,8 @@ def status(console: Console, *, as_json: bool, watch: bool) -> None:
 def _elsewhere(
     console: Console, session: Session, aws: AWS, last: Cluster | None
 ) -> tuple[AWS, list[Cluster]]:
-    """Return the cluster in another region. Raises CloudDDPError for none, after what is left here."""
+    """Return the cluster in another region. Raises CloudDDPError if there is none, and
+    shows before what is left here."""
     name = session.settings.cluster.name
     left = _remains(console, aws, [], name)
     for one in left:
