@@ -161,7 +161,8 @@ def test_setup_runs_in_the_container_once_for_each_image(docker: Node) -> None:
     assert len(calls(docker, "pull")) == 1
     start(docker, "import os; print(open(os.environ['PYTHONUSERBASE'] + '/installed').read())")
     assert docker.follow().logs[0] == b"x\n\n"
-    assert set_up(docker, f"! ls $PYTHONUSERBASE && {install}", image="other:2").exit_code == 0
+    later = set_up(docker, f"! ls $PYTHONUSERBASE && {install}", image="other:2", job="job-2")
+    assert later.exit_code == 0
     assert len(calls(docker, "pull")) == 2
 
 
