@@ -59,8 +59,10 @@ def wait_running(
 ) -> Cluster:
     """Wait until every node runs and has its addresses, for which Elastic IPs are associated.
 
-    `only`: the instances to wait for, of which the cluster that is returned consists; none: all. One call per
-    poll. Raises NotLaunched if EC2 lacks the capacity after all, AWSError, CloudDDPError.
+    `only`: the instances to wait for, of which the cluster that is returned consists; none: all. Nodes that
+    have run for Timing.settle seconds without a public address are returned as they are. One call per poll,
+    two while addresses are missing. Raises NotLaunched if EC2 lacks the capacity after all, AWSError,
+    CloudDDPError.
     """
     began = time.monotonic()
     public = connection_mode(spec) == "public"
